@@ -1,0 +1,46 @@
+# `make run` and `make test` are all a newcomer needs: each makes its own environment first.
+
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+
+.PHONY: run test check format bench soak clean
+
+run: $(READY)  ## The demo: HoldOut SGD against Krum and others, under attack, offline.
+	$(BIN)/holdout run
+
+test: $(READY)  ## Everything CI runs: lint, types, import contracts, all tests.
+	@$(MAKE) --no-print-directory lint
+	$(BIN)/python -m pytest -q
+
+check: $(READY)  ## The developer's loop: the same without the slow tests.
+	@$(MAKE) --no-print-directory lint
+	$(BIN)/python -m pytest -q -m "not slow"
+
+.PHONY: lint
+lint: $(READY)
+	$(BIN)/ruff format --check
+	$(BIN)/ruff check
+	$(BIN)/mypy
+	$(BIN)/lint-imports --no-cache
+
+format: $(READY)
+	$(BIN)/ruff format
+	$(BIN)/ruff check --fix
+
+bench: $(READY)  ## Speed, as ratios within one run; writes bench/results.json.
+	$(BIN)/python -m bench.run
+
+soak: $(READY)  ## Long end-to-end tests, many seeds.
+	$(BIN)/python -m pytest -q --soak
+
+# The constraints pin every version; torch above all, whose newest build pulls gigabytes.
+$(READY): pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev]"
+	touch $@
+
+clean:
+	rm -rf $(VENV) build dist
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

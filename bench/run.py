@@ -1,0 +1,61 @@
+"""Takes all rows, prints them and writes `bench/results.json`."""
+
+import json
+import os
+import platform
+import sys
+from dataclasses import asdict
+from pathlib import Path
+
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from bench import scoring
+from bench.measure import Row
+
+MODULES = (scoring,)
+RESULTS = Path(__file__).with_name("results.json")
+CPUINFO = Path("/proc/cpuinfo")
+
+
+def main() -> int:
+    """Exits 1 if a target is missed."""
+    rows = [row for module in MODULES for row in module.rows()]
+    where = machine()
+    Console(width=110).print(_table(rows, where))
+    results = {"machine": where, "rows": [asdict(row) | {"met": row.met} for row in rows]}
+    RESULTS.write_text(json.dumps(results, indent=2) + "\n", encoding="utf-8")
+    return 0 if all(row.met for row in rows) else 1
+
+
+def machine() -> dict[str, str | int]:
+    """Where the times were taken."""
+    return {
+        "cpu": _cpu(),
+        "cores": os.cpu_count() or 1,
+        "threads": torch.get_num_threads(),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+    }
+
+
+def _cpu() -> str:
+    if CPUINFO.exists():
+        for line in CPUINFO.read_text(encoding="utf-8").splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or "unknown"
+
+
+def _table(rows: list[Row], where: dict[str, str | int]) -> Table:
+    caption = ", ".join(f"{name} {value}" for name, value in where.items())
+    table = Table("what", "ratio", "target", "", title="Speed", caption=caption)
+    for row in rows:
+        outcome = "[green]met[/]" if row.met else "[red]missed[/]"
+        table.add_row(row.name, f"{row.ratio:.2f}", f"{row.target:.2f}", outcome)
+    return table
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,53 @@
+"""What Byzantine workers do, given a view of what they may know.
+
+`ATTACKS` lists what proposers send, `BALLOT_ATTACKS` how voters vote. An own attack is any callable
+that takes a `View` (or a `BallotView`); in a config it is named "package.module:name".
+"""
+
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+
+from holdout.attacks import ballots, updates
+from holdout.attacks.ballots import BallotAttack, BallotView
+from holdout.attacks.passing import DeployedRule
+from holdout.attacks.view import Attack, Deployed, Lie, View
+
+ATTACKS: Mapping[str, Callable[..., Attack]] = MappingProxyType(
+    {
+        "alie": updates.Alie,
+        "sign-flip": updates.SignFlip,
+        "ipm": updates.InnerProduct,
+        "bomb": updates.Bomb,
+        "rescale": updates.Rescale,
+        "permute": updates.Permute,
+        "gaussian": updates.Gaussian,
+        "label-flip": updates.LabelFlip,
+        "mimic": updates.Mimic,
+        "zero": updates.Zero,
+        "nan": updates.NotANumber,
+    }
+)
+
+BALLOT_ATTACKS: Mapping[str, BallotAttack] = MappingProxyType(
+    {
+        "honest": ballots.honest,
+        "coalition": ballots.coalition,
+        "starve": ballots.starve,
+        "short": ballots.short,
+        "blank": ballots.blank,
+        "random": ballots.random,
+        "inverted": ballots.inverted,
+    }
+)
+
+__all__ = [
+    "ATTACKS",
+    "BALLOT_ATTACKS",
+    "Attack",
+    "BallotAttack",
+    "BallotView",
+    "Deployed",
+    "DeployedRule",
+    "Lie",
+    "View",
+]

@@ -1,0 +1,82 @@
+"""How Byzantine voters vote. Each behaviour is a function of what one voter knows."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from holdout.ids import ProposalId, WorkerId
+from holdout.seeds import Stream
+
+
+@dataclass(frozen=True, slots=True)
+class BallotView:
+    """What a Byzantine voter knows when it votes."""
+
+    voter: WorkerId
+    proposals: tuple[ProposalId, ...]
+    """All that are to be judged, in id order."""
+    coalition: frozenset[ProposalId]
+    """Those that Byzantine workers sent."""
+    approve_count: int
+    """How many a ballot may name."""
+    honest_ballot: Callable[[], Sequence[ProposalId]]
+    """What this voter would approve if it were honest."""
+    ranking: Callable[[], Sequence[ProposalId]]
+    """All proposals by their loss on this voter's own data, best first."""
+    source: Stream
+
+    @property
+    def own(self) -> list[ProposalId]:
+        """The coalition's proposals, in id order."""
+        return [p for p in self.proposals if p in self.coalition]
+
+    @property
+    def others(self) -> list[ProposalId]:
+        """Everybody else's, in id order."""
+        return [p for p in self.proposals if p not in self.coalition]
+
+
+class BallotAttack(Protocol):
+    """What a Byzantine voter sends as its ballot; anything may come back, it will be checked."""
+
+    def __call__(self, view: BallotView) -> Sequence[ProposalId]:
+        """Decide which proposals this voter names."""
+
+
+def honest(view: BallotView) -> Sequence[ProposalId]:
+    """A Byzantine proposer's friend that votes by its data all the same."""
+    return view.honest_ballot()
+
+
+def coalition(view: BallotView) -> Sequence[ProposalId]:
+    """The paper's: all Byzantine proposals first, the rest of the ballot random honest ones."""
+    room = max(0, view.approve_count - len(view.own))
+    rest = view.source.sample(view.others, min(room, len(view.others)))
+    return [*view.own, *rest][: view.approve_count]
+
+
+def starve(view: BallotView) -> Sequence[ProposalId]:
+    """Byzantine proposals first, then the worst honest ones: the good get no help to the quorum."""
+    worst_first = [p for p in reversed(view.ranking()) if p not in view.coalition]
+    return [*view.own, *worst_first][: view.approve_count]
+
+
+def short(view: BallotView) -> Sequence[ProposalId]:
+    """The Byzantine proposals and nobody else."""
+    return view.own[: view.approve_count]
+
+
+def blank(view: BallotView) -> Sequence[ProposalId]:
+    """Nobody: a valid ballot where ballots need not be full, void where they must."""
+    del view
+    return []
+
+
+def random(view: BallotView) -> Sequence[ProposalId]:
+    """A full ballot of names out of a hat."""
+    return view.source.sample(view.proposals, view.approve_count)
+
+
+def inverted(view: BallotView) -> Sequence[ProposalId]:
+    """The proposals that did worst on this voter's data."""
+    return view.ranking()[-view.approve_count :]

@@ -1,0 +1,144 @@
+"""When a baseline rule "selects" a lie: what the adaptive attacker checks at each strength.
+
+Each rule's check is prepared once a round (sorted values, distances between honest updates), so
+that trying a strength costs little.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from holdout.errors import InfeasibleError
+from holdout.rules.distance import (
+    Matrix,
+    bulyan_indices,
+    centred_gram,
+    krum_index,
+    multi_krum_indices,
+)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Line:
+    """What is tried: `copies` times base + s * direction among the honest updates."""
+
+    honest: Tensor
+    base: Tensor
+    direction: Tensor
+    copies: int
+    f: int
+
+    @property
+    def count(self) -> int:
+        """All updates, n."""
+        return len(self.honest) + self.copies
+
+
+Prepare = Callable[[Line], Callable[[float], bool]]
+"""A line -> for a strength, whether the rule selects the lie."""
+
+
+def _by_distance(choose: Callable[[Matrix, int], Sequence[int]]) -> Prepare:
+    def prepare(line: Line) -> Callable[[float], bool]:
+        # Seen from the base, the lie is s * direction: all distances follow from one Gram matrix.
+        rows = torch.cat([line.honest, (line.base + line.direction)[None]])
+        gram = centred_gram(rows, line.base)
+        honest = len(line.honest)
+        norms, towards = gram.diagonal(), gram[:honest, honest]
+        between = norms[:honest, None] + norms[None, :honest] - 2 * gram[:honest, :honest]
+
+        def passes(strength: float) -> bool:
+            distances = np.zeros((line.count, line.count))
+            distances[:honest, :honest] = between
+            to_lie = norms[:honest] - 2 * strength * towards + strength**2 * norms[honest]
+            distances[:honest, honest:] = to_lie[:, None]
+            distances[honest:, :honest] = to_lie[None, :]
+            return max(choose(np.maximum(distances, 0.0), line.f)) >= honest
+
+        return passes
+
+    return prepare
+
+
+def _by_place(places: Callable[[int, int], tuple[int, int]]) -> Prepare:
+    """Rules that keep what stands in the places `first` to `last` of the sorted values.
+
+    The copies are equal, so they stand together behind the honest values that are smaller. One of
+    them is kept unless even the last stands before `first` or even the first behind `last`: two
+    honest order statistics decide.
+    """
+
+    def prepare(line: Line) -> Callable[[float], bool]:
+        first, last = places(line.count, line.f)
+        ordered = line.honest.sort(dim=0).values
+        lower = ordered[first - line.copies] if first >= line.copies else None
+        upper = ordered[last] if last < len(ordered) else None
+
+        def passes(strength: float) -> bool:
+            lie = line.base + strength * line.direction
+            kept = torch.ones_like(lie, dtype=torch.bool)
+            if lower is not None:
+                kept &= lie > lower
+            if upper is not None:
+                kept &= lie <= upper
+            return 2 * int(kept.sum()) >= len(lie)
+
+        return passes
+
+    return prepare
+
+
+def _by_nearness(line: Line) -> Callable[[float], bool]:
+    """Mean around median: the n - f values nearest the median are kept."""
+
+    def passes(strength: float) -> bool:
+        lie = line.base + strength * line.direction
+        everybody = torch.cat([line.honest, lie.expand(line.copies, -1)]).sort(dim=0).values
+        median = (everybody[(line.count - 1) // 2] + everybody[line.count // 2]) / 2
+        nearer = ((line.honest - median).abs() < (lie - median).abs()).sum(dim=0)
+        return 2 * int((nearer < line.count - line.f).sum()) >= len(lie)
+
+    return passes
+
+
+PREPARE: Mapping[str, Prepare] = MappingProxyType(
+    {
+        "krum": _by_distance(lambda distances, f: [krum_index(distances, f=f)]),
+        "multi-krum": _by_distance(lambda distances, f: multi_krum_indices(distances, f=f)),
+        "bulyan": _by_distance(lambda distances, f: bulyan_indices(distances, f=f)),
+        "trimmed-mean": _by_place(lambda n, f: (f, n - f - 1)),
+        "median": _by_place(lambda n, _f: ((n - 1) // 2, n // 2)),
+        "mean-around-median": _by_nearness,
+    }
+)
+"""Mean, geometric median and own rules are missing: they leave nobody out."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class DeployedRule:
+    """A baseline rule, run by the attacker on the honest updates that it knows."""
+
+    rule: str
+    honest: Tensor
+    copies: int
+    f: int
+
+    @property
+    def leaves_nobody_out(self) -> bool:
+        """Whether no strength is too much."""
+        return self.rule not in PREPARE
+
+    def selects(
+        self, base: Tensor, direction: Tensor, strengths: Sequence[float]
+    ) -> Iterator[bool]:
+        """For each strength: whether the rule selects the lie (never, if it is infeasible)."""
+        passes = PREPARE[self.rule](Line(self.honest, base, direction, self.copies, self.f))
+        for strength in strengths:
+            try:
+                yield passes(strength)
+            except InfeasibleError:
+                yield False

@@ -1,0 +1,37 @@
+"""The adaptive attacker: inflate the lie up to the last strength that the rule still selects."""
+
+from torch import Tensor
+
+from holdout.attacks.view import Deployed
+
+STEP = 0.1
+GROWTH = 1.05
+
+
+def strengths(maximum: float) -> list[float]:
+    """0, then small steps: 0.1 at first, later five per cent, ending exactly at the maximum.
+
+    >>> strengths(0.25)
+    [0.0, 0.1, 0.2, 0.25]
+    """
+    values = [0.0]
+    while (value := round(max(values[-1] + STEP, values[-1] * GROWTH), 4)) < maximum:
+        values.append(value)
+    return [*values, maximum] if maximum > 0 else values
+
+
+def inflate(deployed: Deployed, base: Tensor, direction: Tensor, *, maximum: float) -> float:
+    """The last strength, on the way up from 0, at which the lie is still selected.
+
+    Where even strength 0 is not selected the answer is 0: the lie is then the base alone.
+    """
+    if deployed.leaves_nobody_out:
+        return maximum
+    passed = 0.0
+    ladder = strengths(maximum)
+    # Lazily: what lies past the first failure is never computed.
+    for strength, selected in zip(ladder, deployed.selects(base, direction, ladder), strict=False):
+        if not selected:
+            return passed
+        passed = strength
+    return passed

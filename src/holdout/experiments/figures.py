@@ -1,0 +1,174 @@
+"""The figure for a paper: test accuracy over the rounds, as PNG bytes; and how curves look.
+
+The colours are Okabe and Ito's, told apart by the colour-blind; dash and marker tell them apart in
+grey. HoldOut has the same look in every figure, and the unattacked mean is dashed black.
+"""
+
+import io
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from matplotlib.font_manager import findfont, get_font
+from matplotlib.lines import Line2D
+from matplotlib.style import context
+from matplotlib.ticker import MaxNLocator
+
+from holdout.experiments.curves import NO_ATTACK, Curve
+
+SIZE_INCHES = (7.2, 4.0)
+DPI = 240
+LABEL_CHARACTERS_MAX = 32
+MARKERS_PER_CURVE = 8
+
+COLOURS = ("#D55E00", "#009E73", "#CC79A7", "#E69F00", "#6B6B6B", "#7A4B94")
+# With six colours and five markers, thirty looks differ.
+MARKERS = ("square", "triangle-up", "diamond", "x", "triangle-down")
+DASHES = ("solid", "dash", "dot", "dashdot")
+
+_MARKERS = {
+    "none": "",
+    "circle": "o",
+    "square": "s",
+    "triangle-up": "^",
+    "diamond": "D",
+    "x": "x",
+    "triangle-down": "v",
+    "cross": "P",
+}
+_DASHES = {
+    "solid": (0.0, None),
+    "dash": (0.0, (5.0, 2.0)),
+    "dot": (0.0, (1.5, 1.5)),
+    "dashdot": (0.0, (6.0, 1.5, 1.5, 1.5)),
+    "longdash": (0.0, (7.0, 3.0)),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """How a curve is drawn, in the words of plotly."""
+
+    colour: str
+    dash: str
+    marker: str
+    width: float
+
+
+def looks(curves: Sequence[Curve]) -> list[Look]:
+    """A look for each curve, the same in the figure and on the page."""
+    own = {
+        "holdout": Look("#0072B2", "solid", "circle", 2.4),
+        "holdout-paper": Look("#56B4E9", "solid", "cross", 2.0),
+    }
+    found, others = [], 0
+    for curve in curves:
+        if curve.is_baseline:
+            found.append(Look("#000000", "longdash", "none", 1.6))
+        elif curve.attack != NO_ATTACK and curve.rule in own:
+            # Under a second attack the rule looks like any other: no two curves look the same.
+            found.append(own.pop(curve.rule))
+        else:
+            colour = COLOURS[others % len(COLOURS)]
+            found.append(
+                Look(colour, DASHES[others % len(DASHES)], MARKERS[others % len(MARKERS)], 1.6)
+            )
+            others += 1
+    return found
+
+
+def accuracy_png(curves: Sequence[Curve]) -> bytes:
+    """The accuracy of every curve over the rounds; the same curves give the same bytes."""
+    # The user's own matplotlib settings must not change the picture.
+    with context(["default", {"font.size": 9, "axes.linewidth": 0.8, "legend.fontsize": 8.5}]):
+        figure = Figure(figsize=SIZE_INCHES, dpi=DPI, layout="constrained")
+        FigureCanvasAgg(figure)
+        axes = figure.add_subplot()
+        axes.set_xlabel("round")
+        axes.set_ylabel("test accuracy (%)")
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.grid(color="#E4E7EB", linewidth=0.7)
+        axes.set_axisbelow(True)
+        drawn = _draw(axes, curves)
+        if drawn:
+            _add_legend(figure, curves, drawn)
+        else:
+            axes.set(xlim=(0, 1), ylim=(0, 100), xticks=[])
+            axes.text(0.5, 50, "no round was evaluated", ha="center", va="center", color="#5F6B7A")
+        content = io.BytesIO()
+        # A version or a date in the file would make equal results differ.
+        figure.savefig(content, format="png", metadata={"Software": None})
+    return content.getvalue()
+
+
+def _draw(axes: Axes, curves: Sequence[Curve]) -> list[tuple[float, str, Line2D]]:
+    """Draw the curves; the final accuracy, label and line of each that has a measured round."""
+    drawn = []
+    rounds_max, low, high = 1, 100.0, 0.0
+    for place, (curve, look) in enumerate(zip(curves, looks(curves), strict=True)):
+        line = curve.line("accuracy", scale=100.0)
+        if not line.rounds:
+            continue
+        # HoldOut and the upper bound lie on top, where curves coincide.
+        order = 3 + (50 if curve.rule == "holdout" or curve.is_baseline else place)
+        (artist,) = axes.plot(
+            line.rounds,
+            line.mean,
+            color=look.colour,
+            linestyle=_DASHES[look.dash],
+            linewidth=look.width * 0.75,
+            marker=_MARKERS[look.marker] if len(line.rounds) > 1 else "o",
+            markersize=4.2,
+            # Each curve starts marking at another place, so that markers seldom cover each other.
+            markevery=(place % max(1, step), step)
+            if (step := len(line.rounds) // MARKERS_PER_CURVE) > 1
+            else 1,
+            zorder=order,
+        )
+        if len(curve.seeds) > 1:
+            axes.fill_between(
+                line.rounds, line.low, line.high, color=look.colour, alpha=0.16, linewidth=0
+            )
+        drawn.append((line.mean[-1], curve.label, artist))
+        rounds_max = max(rounds_max, line.rounds[-1])
+        low, high = min(low, *line.low), max(high, *line.high)
+    if drawn:
+        margin = max(2.0, 0.05 * (high - low))
+        axes.set_ylim(max(0.0, low - margin), min(100.5, high + margin))
+        axes.set_xlim(0, rounds_max * 1.015)
+        axes.xaxis.set_major_locator(MaxNLocator("auto", integer=True, steps=[1, 2, 5, 10]))
+    return drawn
+
+
+def _add_legend(
+    figure: Figure, curves: Sequence[Curve], drawn: Sequence[tuple[float, str, Line2D]]
+) -> None:
+    """Beside the axes, where it hides nothing, in the order in which the curves end."""
+    ordered = sorted(drawn, key=lambda entry: -entry[0])
+    seeds = max(len(curve.seeds) for curve in curves)
+    legend = figure.legend(
+        [artist for _, _, artist in ordered],
+        # matplotlib leaves out a label that starts with "_": the text is set below.
+        [str(place) for place in range(len(ordered))],
+        loc="outside right upper",
+        title=f"mean of {seeds} seeds,\nband: lowest to highest" if seeds > 1 else "one seed",
+        title_fontsize=8,
+        frameon=False,
+        handlelength=3.0,
+        labelspacing=0.7,
+        alignment="left",
+    )
+    for text, (_, label, _) in zip(legend.get_texts(), ordered, strict=True):
+        text.set_parse_math(False)  # A "$" in a name is a dollar.
+        text.set_text(_printable(label))
+
+
+def _printable(label: str) -> str:
+    """The label as far as the font has it, cut to a length that leaves room for the curves."""
+    font = get_font(findfont("DejaVu Sans"))
+    known = "".join(c if c.isprintable() and font.get_char_index(ord(c)) else "?" for c in label)
+    # Of a long "package.module:name" the end says most.
+    cut = len(known) > LABEL_CHARACTERS_MAX
+    return "…" + known[1 - LABEL_CHARACTERS_MAX :] if cut else known

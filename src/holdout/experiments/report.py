@@ -1,0 +1,231 @@
+"""The report of a run, from its folder alone: `accuracy.png` for a paper, `report.html` to explore.
+
+The page is one file that works offline. Tables and words are made here; the charts and the heat
+map of the votes are drawn in the reader's browser, by the script in `report_template.html`, from
+the data that `drawn` puts into the page. The same results give the same bytes.
+"""
+
+import html
+import json
+import re
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import tomli_w
+from plotly.offline import get_plotlyjs
+
+from holdout.errors import RunFolderError
+from holdout.experiments.curves import Curve, TableRow, final_table, group
+from holdout.experiments.drawn import chart_lines, thinned_charts, votes
+from holdout.experiments.figures import accuracy_png
+from holdout.experiments.findings import cautions, headline, percent, unfinished
+from holdout.results import ROUNDS, SUMMARY, Run, jsonable, read_run, write_atomic
+
+__all__ = ["TableRow", "final_table", "write_report"]
+
+FIGURE, PAGE = "accuracy.png", "report.html"
+Cells = Sequence[str]
+
+
+def write_report(folder: Path) -> Path:
+    """Write `accuracy.png` and `report.html` into a run folder; the path of the page."""
+    run = read_run(folder)
+    _check(run)
+    curves = group(run.rounds)
+    write_atomic(folder / FIGURE, accuracy_png(curves))
+    # A lone surrogate, which JSON can hold in a name, has no bytes of its own.
+    write_atomic(folder / PAGE, _page(run, curves).encode("utf-8", "replace"))
+    return folder / PAGE
+
+
+def _check(run: Run) -> None:
+    """Every line must hold what the report reads, of the right kind."""
+    for number, record in enumerate(run.rounds, start=1):
+        for key, kind in _KINDS.items():
+            if not kind(record.get(key)):
+                raise RunFolderError(
+                    f"{run.folder / ROUNDS}, line {number}: {key} has the wrong kind of value: "
+                    f"{record.get(key)!r}"
+                )
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str)
+
+
+def _is_whole(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _is_number_or_null(value: Any) -> bool:
+    return value is None or (isinstance(value, int | float) and not isinstance(value, bool))
+
+
+def _is_ids_or_null(value: Any) -> bool:
+    return value is None or (isinstance(value, list) and all(map(_is_whole, value)))
+
+
+def _is_ballots_or_null(value: Any) -> bool:
+    return value is None or (isinstance(value, list) and all(map(_is_ids_or_null, value)))
+
+
+def _is_counts_or_null(value: Any) -> bool:
+    return value is None or (isinstance(value, dict) and all(map(_is_whole, value.values())))
+
+
+_KINDS: Mapping[str, Callable[[Any], bool]] = {
+    "rule": _is_text,
+    "attack": _is_text,
+    "seed": _is_whole,
+    "round": _is_whole,
+    "outcome": _is_text,
+    "accuracy": _is_number_or_null,
+    "gamma": _is_number_or_null,
+    "byzantine_selected": _is_number_or_null,
+    "quorum": _is_number_or_null,
+    "proposers": _is_ids_or_null,
+    "voters": _is_ids_or_null,
+    "byzantine_workers": _is_ids_or_null,
+    "selection": _is_ids_or_null,
+    "ballots": _is_ballots_or_null,
+    "rejected_proposals": _is_counts_or_null,
+    "rejected_ballots": _is_counts_or_null,
+}
+
+
+def _page(run: Run, curves: Sequence[Curve]) -> str:
+    rows = final_table(run.rounds)
+    missing = unfinished(curves, run.config)
+    if missing and curves:
+        missing.insert(0, "The run is incomplete. What follows is what there is.")
+    notes = [*missing, *cautions(curves)]
+    shown, thinned = votes(curves)
+    data = {
+        "curves": chart_lines(curves),
+        "charts_thinned": thinned_charts(curves),
+        "votes": shown,
+        "votes_thinned": thinned,
+    }
+    experiment = run.config.get("experiment")
+    name = experiment.get("name") if isinstance(experiment, Mapping) else None
+    parts = {
+        "title": html.escape(str(name or run.folder.name)),
+        "headline": html.escape(headline(rows, run.config, complete=not missing)),
+        "facts": html.escape(" · ".join(_facts(run, curves))),
+        "notes": "".join(f"<li>{html.escape(note)}</li>" for note in notes),
+        "has_notes": "" if notes else "hidden",
+        "final_table": _final_table_html(rows),
+        "outcome_table": _outcome_table_html(curves),
+        "config": html.escape(tomli_w.dumps(run.config)),
+        "environment": _environment_html(run.folder),
+        "data": _script_json(data),
+        "plotly": get_plotlyjs(),
+    }
+    template = files("holdout.experiments").joinpath("report_template.html").read_text("utf-8")
+    # One pass, so that a part that looks like a placeholder stays as it is.
+    return re.sub(r"\{\{(\w+)\}\}", lambda match: parts[match[1]], template)
+
+
+def _script_json(value: Any) -> str:
+    """JSON in pure ASCII that cannot end the script element it stands in."""
+    text = json.dumps(jsonable(value), allow_nan=False, separators=(",", ":"))
+    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+
+
+def _facts(run: Run, curves: Sequence[Curve]) -> list[str]:
+    def known(section: str, key: str, words: str) -> list[str]:
+        values = run.config.get(section)
+        value = values.get(key) if isinstance(values, Mapping) else None
+        return [] if value is None else [words.format(value)]
+
+    seeds = len({seed for curve in curves for seed in curve.seeds})
+    return [
+        *known("data", "name", "{}"),
+        *known("model", "name", "{}"),
+        *known("federation", "workers", "{} workers"),
+        *known("federation", "proposers", "{} proposers"),
+        *known("federation", "voters", "{} voters a round"),
+        *known("experiment", "rounds", "{} rounds"),
+        *([f"{seeds} seed{'s' if seeds > 1 else ''}"] if seeds else []),
+    ]
+
+
+def _final_table_html(rows: Sequence[TableRow]) -> str:
+    head = [
+        "rule",
+        "without attack",
+        "under attack",
+        "drop (points)",
+        "Byzantine updates accepted a round",
+        "rounds without a step",
+    ]
+    body = []
+    for row in rows:
+        accuracy = "–" if row.accuracy is None else percent(row.accuracy)
+        if row.spread is not None:
+            accuracy += f" ± {100 * row.spread:.1f}"
+        calm = row.attack == "none"
+        baseline = calm and row.rule == "mean"
+        accepted = row.byzantine_accepted_per_round
+        body.append(
+            [
+                row.label + (f" (diverged: {row.diverged} of {row.seeds})" if row.diverged else ""),
+                accuracy if calm else "",
+                "" if calm else accuracy,
+                "–" if baseline or row.drop is None else f"{row.drop:.1f}",
+                "–" if accepted is None else f"{accepted:.2f}",
+                f"{row.empty_rounds:.4g}",
+            ]
+        )
+    return _table_html(head, body)
+
+
+def _outcome_table_html(curves: Sequence[Curve]) -> str:
+    """Only what happened has a column."""
+    counts = []
+    for curve in curves:
+        count = Counter({"rounds": len(curve.rounds)})
+        for line in curve.rounds:
+            if line["outcome"] != "step":
+                count[f"outcome: {line['outcome']}"] += 1
+            for what in ("proposals", "ballots"):
+                for reason, number in (line.get(f"rejected_{what}") or {}).items():
+                    count[f"{what} rejected: {reason}"] += number
+        counts.append(count)
+    columns = list(dict.fromkeys(["rounds", *sorted({key for c in counts for key in c})]))
+    return _table_html(
+        ["rule", *columns],
+        [
+            [curve.label, *(str(count[column]) for column in columns)]
+            for curve, count in zip(curves, counts, strict=True)
+        ],
+    )
+
+
+def _table_html(head: Cells, body: Sequence[Cells]) -> str:
+    def row(cells: Cells, tag: str) -> str:
+        first, *rest = (html.escape(cell) for cell in cells)
+        scope = "col" if tag == "th" else "row"
+        others = "".join(f"<{tag}>{cell}</{tag}>" for cell in rest)
+        return f'<tr><th scope="{scope}">{first}</th>{others}</tr>'
+
+    lines = "\n".join(row(cells, "td") for cells in body)
+    return f"<table><thead>{row(head, 'th')}</thead>\n<tbody>{lines}</tbody></table>"
+
+
+def _environment_html(folder: Path) -> str:
+    try:
+        summary = json.loads((folder / SUMMARY).read_text("utf-8"))
+        environment = summary["environment"]
+    except (OSError, ValueError, KeyError, TypeError):
+        environment = None
+    if not isinstance(environment, dict) or not environment:
+        return "<p>Not recorded: the run has no finished summary.</p>"
+    pairs: list[Cells] = []
+    for key, value in environment.items():
+        inner = value.items() if isinstance(value, dict) else [("", value)]
+        pairs.extend([f"{key} {name}".strip(), str(item)] for name, item in inner)
+    return _table_html(["what", "value"], pairs)

@@ -1,0 +1,228 @@
+"""Run an experiment: curve after curve, round after round, resumable after any of them."""
+
+import platform
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from os import sched_getaffinity
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+import holdout
+from holdout import results
+from holdout.config import Config
+from holdout.errors import RunFolderError
+from holdout.experiments.curves import TableRow, final_table
+from holdout.experiments.plan import Own, Plan, make_plan
+from holdout.experiments.report import write_report
+from holdout.results import Checkpoint, RunFolder
+from holdout.rounds import RoundRecord
+from holdout.simulation.central import State, first_state, run_round
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """Where a run is, told after each round."""
+
+    record: RoundRecord
+    rounds_done: int
+    rounds_total: int
+
+
+Watch = Callable[[Progress], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What an experiment gave."""
+
+    config: Config
+    rounds: Sequence[Mapping[str, Any]]
+    """One mapping a round: the lines of `results.jsonl`."""
+    summary: Mapping[str, Any]
+    folder: Path | None = None
+    notes: Sequence[str] = field(default_factory=list)
+
+    def table(self) -> list[TableRow]:
+        """One row a rule and attack, averaged over seeds."""
+        return final_table(self.rounds)
+
+    def accuracy(self, rule: str, attack: str | None = None) -> float:
+        """Final test accuracy of a rule, averaged over seeds; without `attack`, of the config's."""
+        wanted = attack or self.config.attack.name
+        for row in self.table():
+            if (row.rule, row.attack) == (rule, wanted) and row.accuracy is not None:
+                return row.accuracy
+        raise KeyError(f"no curve of rule {rule!r} under attack {wanted!r}")
+
+
+def run(
+    config: Config | Mapping[str, Any],
+    *,
+    out: Path | str | None = None,
+    resume: bool = False,
+    own: Own | None = None,
+    watch: Watch | None = None,
+) -> Result:
+    """Run an experiment; with `out`, into a run folder, else in memory alone.
+
+    Everything is checked before any work is done. With `resume`, go on where the folder's
+    checkpoint says; the result is the same as that of an uninterrupted run.
+    """
+    plan = make_plan(config, own)
+    if out is None:
+        return _finish(plan, _run_curves(plan, None, None, [], watch), None)
+    path = Path(out)
+    if not resume:
+        with results.create(path, plan.config.as_toml()) as folder:
+            return _finish(plan, _run_curves(plan, folder, None, [], watch), folder)
+    with results.resume(path, plan.config.as_dict()) as (folder, checkpoint):
+        done = list(results.read_run(path).rounds)
+        rounds = _run_curves(plan, folder, checkpoint, done, watch)
+        return _finish(plan, rounds, folder, _notes(checkpoint, plan.config))
+
+
+def environment(config: Config) -> dict[str, Any]:
+    """What, besides config and seed, decides the bytes of a result."""
+    return {
+        "holdout": holdout.__version__,
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "numpy": np.__version__,
+        "threads": threads_of(config),
+        "machine": platform.machine(),
+    }
+
+
+def threads_of(config: Config) -> int:
+    """How many threads torch may use."""
+    return config.experiment.threads or len(sched_getaffinity(0))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Place:
+    """The last complete round: in which curve, in what state, and how long the results were."""
+
+    curve: int
+    state: State | None
+    mark: results.Mark | None
+
+
+def _run_curves(
+    plan: Plan,
+    folder: RunFolder | None,
+    checkpoint: Checkpoint | None,
+    rounds: list[Mapping[str, Any]],
+    watch: Watch | None,
+) -> list[Mapping[str, Any]]:
+    place = _restore(checkpoint)
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads_of(plan.config))
+    try:
+        while place.curve < len(plan.curves):
+            place = _run_curve(plan, place, folder, rounds, watch)
+    finally:
+        torch.set_num_threads(before)
+    return rounds
+
+
+def _run_curve(
+    plan: Plan,
+    place: _Place,
+    folder: RunFolder | None,
+    rounds: list[Mapping[str, Any]],
+    watch: Watch | None,
+) -> _Place:
+    """Run one curve to its end; the place before the next one."""
+    experiment = plan.config.experiment
+    total = experiment.rounds * len(plan.curves)
+    number = place.curve
+    curve, seed = plan.curves[number]
+    federation = plan.federation(curve, seed)
+    state = place.state or first_state(federation)
+    try:
+        while state.round < experiment.rounds and not state.diverged:
+            record, state = run_round(federation, curve, state)
+            line = record.as_dict()
+            mark = folder.append(line) if folder else None
+            # One assignment: an interruption leaves the place before or after the round.
+            place = _Place(number, state, mark)
+            rounds.append(results.jsonable(line))
+            if folder and mark and record.accuracy is not None and state.round < experiment.rounds:
+                folder.save(_checkpoint(place, plan.config), mark)
+            if watch:
+                done = number * experiment.rounds + state.round
+                watch(Progress(record, done, total))
+    except KeyboardInterrupt:
+        if folder and place.mark:
+            folder.save(_checkpoint(place, plan.config), place.mark)
+        raise
+    place = _Place(number + 1, None, None)
+    if folder:
+        folder.save(_checkpoint(place, plan.config), folder.mark())
+    return place
+
+
+def _finish(
+    plan: Plan,
+    rounds: Sequence[Mapping[str, Any]],
+    folder: RunFolder | None,
+    notes: Sequence[str] = (),
+) -> Result:
+    summary = results.summarise(
+        rounds, config=plan.config.as_dict(), environment=environment(plan.config)
+    )
+    if folder:
+        folder.write(results.SUMMARY, results.to_json(summary, indent=1) + "\n")
+        write_report(folder.path)
+    return Result(plan.config, rounds, summary, folder.path if folder else None, notes)
+
+
+def _checkpoint(place: _Place, config: Config) -> Checkpoint:
+    state = place.state
+    arrays = {}
+    meta: dict[str, Any] = {"curve": place.curve, "environment": environment(config)}
+    if state is not None:
+        meta.update(round=state.round, radius=state.radius, diverged=state.diverged)
+        tensors = {
+            "weights": state.weights,
+            "velocity": state.velocity,
+            "last_honest": state.last_honest,
+        }
+        arrays = {name: tensor.numpy() for name, tensor in tensors.items() if tensor is not None}
+    return Checkpoint(meta, arrays)
+
+
+def _restore(checkpoint: Checkpoint | None) -> _Place:
+    if checkpoint is None:
+        return _Place(0, None, None)
+    meta = checkpoint.meta
+    try:
+        if "weights" not in checkpoint.arrays:
+            return _Place(int(meta["curve"]), None, None)
+        tensors = {name: torch.from_numpy(array) for name, array in checkpoint.arrays.items()}
+        state = State(
+            round=int(meta["round"]),
+            weights=tensors["weights"],
+            velocity=tensors.get("velocity"),
+            radius=meta["radius"],
+            last_honest=tensors.get("last_honest"),
+            diverged=bool(meta["diverged"]),
+        )
+        return _Place(int(meta["curve"]), state, None)
+    except (KeyError, TypeError, ValueError) as error:
+        raise RunFolderError(f"the checkpoint is damaged ({error})") from error
+
+
+def _notes(checkpoint: Checkpoint | None, config: Config) -> list[str]:
+    if checkpoint is None:
+        return []
+    then, now = checkpoint.meta.get("environment", {}), environment(config)
+    changed = [
+        f"{key} was {then.get(key)}, is {now[key]}" for key in now if then.get(key) != now[key]
+    ]
+    if not changed:
+        return []
+    return [f"resumed in another environment ({'; '.join(changed)}): bytes may differ"]

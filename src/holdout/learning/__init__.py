@@ -1,0 +1,1 @@
+"""Models as flat vectors of weights: building, training, scoring."""

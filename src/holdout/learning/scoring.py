@@ -1,0 +1,240 @@
+"""Holdout losses of many candidates on one voter's samples: the hot loop of the vote.
+
+All candidates see the same samples, so their first layers are one matrix product (or convolution)
+of the shared input with the candidates' stacked weights. Later inputs differ; there, linear layers
+run as one batched product, convolutions as one with a group for each candidate. Samples are taken
+in blocks whose activations stay in the cache.
+
+Where candidates are combinations of a few directions (a line search), the first layer, being linear
+in its weights, is applied once to each direction, and the outputs are combined instead.
+
+Activations of m candidates on n samples are (m, width, n) after a linear layer and
+(n, m * channels, height, width), channels last in memory, after a convolution.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from holdout.errors import MisuseError
+from holdout.learning import layers, vector
+from holdout.learning.layers import Affine, Step
+
+# Floats in a block's widest activations: 8 MB measured best with caches of 1 MB (L2), 32 MB (L3).
+BLOCK_FLOATS = 1 << 21
+# Blocks are multiples of this many samples: fewer make thin products, others ill-aligned rows.
+BLOCK_SAMPLES_UNIT = 16
+BLOCK_SAMPLES_GENERAL = 250
+# Floats of candidates handled at once, so that memory stays bounded however many there are.
+CHUNK_FLOATS = 1 << 24
+
+Head = Callable[[Tensor], Tensor]
+"""From the shared input to all candidates' outputs of the first layer that has weights."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    """A layered model, parted at the first layer that has weights."""
+
+    before: tuple[Step, ...]
+    first: Affine
+    after: tuple[Step, ...]
+
+    @property
+    def widest(self) -> int:
+        return max(step.width for step in (self.first, *self.after) if isinstance(step, Affine))
+
+
+def sample_losses(model: nn.Module, candidates: Tensor, x: Tensor, y: Tensor) -> Tensor:
+    """The cross-entropy of each candidate on each sample, (m, s); what is NaN counts as +inf."""
+    _check(model, candidates, x, y)
+    losses = torch.empty(len(candidates), len(x))
+    plan = _plan(model, x)
+    with torch.no_grad():
+        if plan is None:
+            _call(model, candidates, x, y, losses)
+        else:
+            for rows in _chunks(len(candidates), vector.dimension(model), plan.widest):
+                chunk = candidates[rows]
+                head = _direct(plan.first, chunk)
+                _run(plan, head, chunk[:, plan.first.stop :], x=x, y=y, losses=losses[rows])
+    return losses.nan_to_num_(nan=torch.inf, posinf=torch.inf)
+
+
+def combination_losses(  # noqa: PLR0917
+    model: nn.Module,
+    weights: Tensor,
+    directions: Tensor,
+    coefficients: Tensor,
+    x: Tensor,
+    y: Tensor,
+) -> Tensor:
+    """`sample_losses` of the candidates weights + coefficients @ directions, (m, s)."""
+    base = torch.cat([weights.unsqueeze(0), directions])
+    _check(model, base, x, y)
+    if coefficients.shape[1:] != (len(directions),):
+        raise MisuseError(
+            f"each candidate needs a coefficient for each of {len(directions)} directions; "
+            f"got coefficients of shape {tuple(coefficients.shape)}"
+        )
+    plan = _plan(model, x)
+    losses = torch.empty(len(coefficients), len(x))
+    with torch.no_grad():
+        if plan is not None and _pays(plan.first, len(base), len(coefficients)):
+            try:
+                _combine(plan, base, coefficients, x=x, y=y, losses=losses)
+            except _OverflowError:
+                pass
+            else:
+                return losses.nan_to_num_(nan=torch.inf, posinf=torch.inf)
+        for rows in _chunks(len(coefficients), len(weights), 0):
+            candidates = torch.addmm(weights, coefficients[rows], directions)
+            losses[rows] = sample_losses(model, candidates, x, y)
+    return losses
+
+
+class _OverflowError(Exception):
+    """A direction alone leaves the floats' range, though its combinations may not."""
+
+
+def _combine(
+    plan: _Plan, base: Tensor, coefficients: Tensor, *, x: Tensor, y: Tensor, losses: Tensor
+) -> None:
+    first = plan.first
+    mix = torch.cat([torch.ones(len(coefficients), 1), coefficients], dim=1)
+    later = base[:, first.stop :]
+    apply = _direct(first, base)
+    for rows in _chunks(len(mix), later.shape[1], plan.widest):
+        combine = _mixer(first, mix[rows])
+
+        def head(h: Tensor, combine: Head = combine) -> Tensor:
+            z = apply(h)
+            # Times a coefficient of zero, infinity would be NaN where the candidate is fine.
+            if not z.isfinite().all():
+                raise _OverflowError
+            return combine(z)
+
+        _run(plan, head, mix[rows] @ later, x=x, y=y, losses=losses[rows])
+
+
+def _pays(first: Affine, directions: int, candidates: int) -> bool:
+    """Whether combining outputs is less work than computing each candidate's own."""
+    fan_in = first.module.weight[0].numel()
+    # The channels of images are mixed by a matrix that is mostly zero.
+    zeros = first.module.out_channels if isinstance(first.module, nn.Conv2d) else 1
+    return directions < candidates and directions * zeros < fan_in
+
+
+def _direct(first: Affine, vectors: Tensor) -> Head:
+    """The first layer of all vectors as one layer of so many times the outputs."""
+    weight = first.weight(vectors).flatten(0, 1)
+    bias = first.bias(vectors)
+    bias = torch.zeros(len(weight)) if bias is None else bias.flatten()
+    if isinstance(first.module, nn.Conv2d):
+        kernels = weight.contiguous(memory_format=torch.channels_last)
+        return lambda h: first.convolve(
+            h.contiguous(memory_format=torch.channels_last), kernels, bias
+        )
+    # Numbers of one sample side by side: rows as long as a block would often be ill-aligned.
+    shape = (-1, len(vectors), first.module.out_features)
+    return lambda h: torch.addmm(bias, h, weight.t()).view(shape).permute(1, 2, 0)
+
+
+def _mixer(first: Affine, mix: Tensor) -> Head:
+    """From the first layer's outputs for each direction to those for each candidate."""
+    if isinstance(first.module, nn.Linear):
+        return lambda z: (mix @ z.flatten(1)).view(len(mix), *z.shape[1:])
+    matrix = torch.kron(mix.t().contiguous(), torch.eye(first.module.out_channels))
+    return lambda z: (z.permute(0, 2, 3, 1) @ matrix).permute(0, 3, 1, 2)
+
+
+def _run(plan: _Plan, head: Head, later: Tensor, *, x: Tensor, y: Tensor, losses: Tensor) -> None:
+    """Fills the losses of as many candidates as `later` has rows: their weights after the first."""
+    count = len(later)
+    tail = [_stacked(step, later, plan.first.stop) for step in plan.after]
+    units = BLOCK_FLOATS // (count * plan.widest * BLOCK_SAMPLES_UNIT)
+    size = max(units, 1) * BLOCK_SAMPLES_UNIT
+    for start in range(0, len(x), size):
+        block = slice(start, start + size)
+        h = x[block]
+        for step in plan.before:
+            h = layers.apply(step.module, h)
+        h = head(h)
+        for layer in tail:
+            h = layer(h)
+        losses[:, block] = _cross_entropy_(h, y[block])
+
+
+def _stacked(step: Step, later: Tensor, offset: int) -> Callable[[Tensor], Tensor]:
+    """A later layer for all candidates at once; it may overwrite its input."""
+    count = len(later)
+    if not isinstance(step, Affine):
+        if isinstance(step.module, nn.Flatten):
+            return lambda h: _columns(h, count) if h.dim() == layers.IMAGE else h
+        return lambda h: layers.apply(step.module, h, in_place=True)
+    own = replace(step, start=step.start - offset)
+    weight, bias = own.weight(later), own.bias(later)
+    if isinstance(step.module, nn.Conv2d):
+        kernels = weight.flatten(0, 1).contiguous(memory_format=torch.channels_last)
+        flat = None if bias is None else bias.flatten()
+        return lambda h: step.convolve(h, kernels, flat, groups=count)
+    if bias is None:
+        return lambda h: torch.bmm(weight, h)
+    column = bias.unsqueeze(2)
+    return lambda h: torch.baddbmm(column, weight, h)
+
+
+def _columns(h: Tensor, count: int) -> Tensor:
+    """Images of all candidates as (candidates, numbers, samples)."""
+    return h.reshape(len(h), count, -1).permute(1, 2, 0)
+
+
+def _cross_entropy_(logits: Tensor, y: Tensor) -> Tensor:
+    """Of logits (m, classes, n), which are overwritten; NaN where they leave the floats' range."""
+    top = logits.amax(1)
+    target = logits.gather(1, y.expand(len(logits), 1, -1)).squeeze(1)
+    return logits.sub_(top.unsqueeze(1)).exp_().sum(1).log_().add_(top.sub_(target))
+
+
+def _call(model: nn.Module, candidates: Tensor, x: Tensor, y: Tensor, losses: Tensor) -> None:
+    """The losses of a model of which nothing is known but that it can be called."""
+    for candidate, row in zip(candidates, losses, strict=True):
+        parameters = vector.unflatten(model, candidate)
+        for start in range(0, len(x), BLOCK_SAMPLES_GENERAL):
+            block = slice(start, start + BLOCK_SAMPLES_GENERAL)
+            logits = functional_call(model, parameters, (x[block],))
+            row[block] = _cross_entropy_(logits.t().clone().unsqueeze(0), y[block])
+
+
+def _plan(model: nn.Module, x: Tensor) -> _Plan | None:
+    steps = layers.steps(model, tuple(x.shape[1:]))
+    if steps is None:
+        return None
+    for i, step in enumerate(steps):
+        if isinstance(step, Affine):
+            return _Plan(steps[:i], step, steps[i + 1 :])
+    return None
+
+
+def _chunks(count: int, weights: int, widest: int) -> Iterator[slice]:
+    """Runs of candidates that fit in memory together."""
+    size = max(CHUNK_FLOATS // (weights + widest * BLOCK_SAMPLES_UNIT), 1)
+    return (slice(start, start + size) for start in range(0, count, size))
+
+
+def _check(model: nn.Module, candidates: Tensor, x: Tensor, y: Tensor) -> None:
+    d = vector.dimension(model)
+    if candidates.dim() != 2 or candidates.shape[1] != d:  # noqa: PLR2004
+        raise MisuseError(f"candidates are (m, d) with d={d}; got shape {tuple(candidates.shape)}")
+    if candidates.dtype != torch.float32 or x.dtype != torch.float32 or y.dtype != torch.int64:
+        raise MisuseError(
+            f"weights and samples are float32, labels int64; "
+            f"got {candidates.dtype}, {x.dtype}, {y.dtype}"
+        )
+    if y.shape != x.shape[:1]:
+        raise MisuseError(
+            f"each of {len(x)} samples needs one label; got labels of shape {tuple(y.shape)}"
+        )

@@ -1,0 +1,151 @@
+"""From weights and a worker's own batches to an Update, and the test of a model."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.nn import functional as F  # noqa: N812
+
+from holdout.errors import MisuseError
+from holdout.learning import convolutions, layers, vector
+from holdout.learning.layers import Affine, Step
+
+Batch = tuple[Tensor, Tensor]
+
+EVALUATION_BLOCK = 500
+IMAGE_BLOCK = 256
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluation:
+    """How a model does on labelled samples."""
+
+    accuracy: float
+    loss: float
+    class_recall: tuple[float, ...]
+
+
+def gradients(model: nn.Module, weights: Tensor, batches: Sequence[Batch]) -> Tensor:
+    """The gradient of each batch's mean cross-entropy at the same weights, (n, d)."""
+    d = vector.dimension(model)
+    if weights.shape != (d,):
+        raise MisuseError(f"weights are (d,) with d={d}; got shape {tuple(weights.shape)}")
+    if any(len(y) == 0 or len(x) != len(y) for x, y in batches):
+        raise MisuseError("a batch needs at least one sample, and a label for each; got another")
+    weights = weights.detach()
+    rows = torch.empty(len(batches), d)
+    if not batches:
+        return rows
+    steps = layers.steps(model, tuple(batches[0][0].shape[1:]))
+    if steps is None:
+        _call_gradients(model, weights, batches, rows)
+    elif any(isinstance(step.module, nn.Conv2d) for step in steps):
+        _image_gradients(steps, weights, batches, rows)
+    else:
+        _flat_gradients(steps, weights, batches, rows)
+    return rows
+
+
+def local_update(
+    model: nn.Module, weights: Tensor, batches: Sequence[Batch], *, learning_rate: float
+) -> Tensor:
+    """The pseudo-gradient (w - w_local) / learning_rate of plain SGD over the batches in order."""
+    if not batches:
+        raise MisuseError("a local update needs at least one batch; got none")
+    if len(batches) == 1:
+        return gradients(model, weights, batches)[0]
+    local = weights
+    for batch in batches:
+        local = local - learning_rate * gradients(model, local, [batch])[0]
+    return (weights - local) / learning_rate
+
+
+def evaluate(model: nn.Module, weights: Tensor, x: Tensor, y: Tensor) -> Evaluation:
+    """Accuracy, mean cross-entropy and the share of each class that is recognised."""
+    if len(x) == 0:
+        raise MisuseError("an evaluation needs at least one sample; got none")
+    parameters = vector.unflatten(model, weights)
+    with torch.no_grad():
+        logits = torch.cat(
+            [
+                functional_call(model, parameters, (block,))
+                for block in torch.split(x, EVALUATION_BLOCK)
+            ]
+        )
+        loss = F.cross_entropy(logits, y).item()
+        right = (logits.argmax(1) == y) & logits.isfinite().all(1)
+    classes = logits.shape[1]
+    recognised = torch.bincount(y[right], minlength=classes).double()
+    present = torch.bincount(y, minlength=classes).double()
+    return Evaluation(
+        accuracy=right.double().mean().item(),
+        loss=loss,
+        class_recall=tuple((recognised / present).tolist()),
+    )
+
+
+def _call_gradients(
+    model: nn.Module, weights: Tensor, batches: Sequence[Batch], rows: Tensor
+) -> None:
+    """The gradients of a model of which nothing is known but that it can be called."""
+    for (x, y), row in zip(batches, rows, strict=True):
+        leaf = weights.clone().requires_grad_()
+        with torch.enable_grad():
+            logits = functional_call(model, vector.unflatten(model, leaf), (x,))
+            (row[:],) = torch.autograd.grad(F.cross_entropy(logits, y), leaf)
+
+
+def _flat_gradients(
+    steps: Sequence[Step], weights: Tensor, batches: Sequence[Batch], rows: Tensor
+) -> None:
+    """All batches forward and back together; then a product for each batch and linear layer.
+
+    Autograd gives the loss's gradient at each layer's output; a batch's rows of it, times its rows
+    of the layer's input, is the gradient of that batch's weights.
+    """
+    sizes = [len(y) for _, y in batches]
+    labels = torch.cat([y for _, y in batches])
+    share = torch.cat([torch.full((size,), 1 / size) for size in sizes])
+    inputs: list[tuple[Affine, Sequence[Tensor]]] = []
+    outputs: list[Tensor] = []
+    # Until the first weights the batches stay apart: joining them would copy all samples.
+    hs: Sequence[Tensor] = [x for x, _ in batches]
+    with torch.enable_grad():
+        for step in steps:
+            if isinstance(step, Affine):
+                inputs.append((step, [h.detach() for h in hs]))
+                (weight,), bias = step.weight(weights[None]), step.bias(weights[None])
+                h = torch.cat([F.linear(h, weight, None if bias is None else bias[0]) for h in hs])
+                outputs.append(h if h.requires_grad else h.requires_grad_())
+                hs = [h]
+            else:
+                hs = [layers.apply(step.module, h) for h in hs]
+        losses = F.cross_entropy(hs[0], labels, reduction="none")
+        slopes = torch.autograd.grad(losses @ share, outputs)
+    for (step, pieces), slope in zip(inputs, slopes, strict=True):
+        apart = pieces if len(pieces) == len(sizes) else torch.split(pieces[0], sizes)
+        for row, h, g in zip(rows, apart, torch.split(slope, sizes), strict=True):
+            torch.mm(g.t(), h, out=row[step.start : step.middle].view(step.module.weight.shape))
+            if step.module.bias is not None:
+                torch.sum(g, 0, out=row[step.middle : step.stop])
+
+
+def _image_gradients(
+    steps: Sequence[Step], weights: Tensor, batches: Sequence[Batch], rows: Tensor
+) -> None:
+    """Batch after batch in small blocks, since convolutions gain nothing from more at once."""
+    spans = [span for step in steps if isinstance(step, Affine) for span in step.spans()]
+    rows.zero_()
+    for (x, y), row in zip(batches, rows, strict=True):
+        leaves = [weights[span].view(shape).requires_grad_() for span, shape in spans]
+        for images, labels in zip(
+            torch.split(x, IMAGE_BLOCK), torch.split(y, IMAGE_BLOCK), strict=True
+        ):
+            with torch.enable_grad():
+                logits = convolutions.forward(steps, leaves, images)
+                loss = F.cross_entropy(logits, labels, reduction="sum") / len(y)
+                slopes = torch.autograd.grad(loss, leaves)
+            for (span, shape), slope in zip(spans, slopes, strict=True):
+                row[span].view(shape).add_(slope)

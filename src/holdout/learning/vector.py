@@ -1,0 +1,40 @@
+"""A model's weights as one flat vector, in the order of `named_parameters`.
+
+Everything that travels (updates, candidates, the weights themselves) is such a vector; the module
+only says how its numbers are used.
+"""
+
+import torch
+from torch import Tensor, nn
+
+from holdout.errors import MisuseError
+
+
+def dimension(model: nn.Module) -> int:
+    """The number of weights, d.
+
+    >>> dimension(nn.Linear(3, 2))
+    8
+    """
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
+def flatten(model: nn.Module) -> Tensor:
+    """A copy of the model's weights, (d,)."""
+    return torch.cat([parameter.detach().reshape(-1) for parameter in model.parameters()])
+
+
+def unflatten(model: nn.Module, vector: Tensor) -> dict[str, Tensor]:
+    """Views of the vector, named and shaped as the parameters, for `torch.func.functional_call`."""
+    d = dimension(model)
+    if vector.shape != (d,):
+        raise MisuseError(
+            f"the model's weights are a vector of d={d} numbers; got shape {tuple(vector.shape)}"
+        )
+    parts: dict[str, Tensor] = {}
+    start = 0
+    for name, parameter in model.named_parameters():
+        stop = start + parameter.numel()
+        parts[name] = vector[start:stop].view(parameter.shape)
+        start = stop
+    return parts

@@ -1,0 +1,312 @@
+"""The run folder: what an experiment leaves behind, written so that nothing done is lost.
+
+    config.toml     the complete config, defaults filled in
+    results.jsonl   one line a round, streamed; see `holdout.rounds.RoundRecord`
+    summary.json    one entry a curve
+    accuracy.png, report.html
+    checkpoint/     where to go on after an interruption
+
+A file appears whole or not at all: it is written under a temporary name, synced and renamed. The
+exception is `results.jsonl`, which grows; a checkpoint states how much of it is good, and resuming
+cuts off the rest. A lock keeps a second process out.
+"""
+
+import fcntl
+import hashlib
+import io
+import json
+import math
+import os
+import tomllib
+import zipfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from holdout.errors import RunFolderError
+
+SCHEMA = 1
+CONFIG, ROUNDS, SUMMARY = "config.toml", "results.jsonl", "summary.json"
+CHECKPOINT = Path("checkpoint") / "state.npz"
+LOCK = ".lock"
+
+Arrays = Mapping[str, npt.NDArray[Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """The state to go on from: how many rounds are recorded, and what the next one needs."""
+
+    meta: Mapping[str, Any]
+    arrays: Arrays
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """A length of `results.jsonl` and the hash of what it holds up to there."""
+
+    length: int
+    sha256: str
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """A run folder, read back."""
+
+    folder: Path
+    config: Mapping[str, Any]
+    rounds: Sequence[Mapping[str, Any]]
+
+
+def jsonable(value: Any) -> Any:
+    """The value with every number that is not finite as null, tuples as lists."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {str(k): jsonable(v) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [jsonable(v) for v in value]
+    return value
+
+
+def to_json(value: Any, *, indent: int | None = None) -> str:
+    """JSON that any reader accepts."""
+    return json.dumps(jsonable(value), allow_nan=False, indent=indent, ensure_ascii=False)
+
+
+def write_atomic(path: Path, content: bytes) -> None:
+    """Write the file whole or not at all, and have it on the disk when this returns."""
+    temporary = path.with_name(f".{path.name}.partial")
+    with temporary.open("wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.replace(path)
+    directory = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(directory)
+    finally:
+        os.close(directory)
+
+
+class RunFolder:
+    """A run folder opened for writing, by this process alone. Use `create` or `resume`."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._rounds = (path / ROUNDS).open("ab")
+        self._digest = hashlib.sha256((path / ROUNDS).read_bytes())
+
+    def append(self, record: Mapping[str, Any]) -> Mark:
+        """Stream one round's line; how far the results go with it."""
+        line = (to_json(record) + "\n").encode()
+        self._rounds.write(line)
+        self._rounds.flush()
+        self._digest.update(line)
+        return self.mark()
+
+    def mark(self) -> Mark:
+        """How far the results go now."""
+        return Mark(self._rounds.tell(), self._digest.hexdigest())
+
+    def save(self, checkpoint: Checkpoint, mark: Mark) -> None:
+        """Make the results durable, and the checkpoint the place to go on from after `mark`."""
+        os.fsync(self._rounds.fileno())
+        meta = {
+            **checkpoint.meta,
+            "schema": SCHEMA,
+            "results_bytes": mark.length,
+            "results_sha256": mark.sha256,
+        }
+        buffer = io.BytesIO()
+        header = np.frombuffer(to_json(meta).encode(), np.uint8)
+        np.savez(buffer, allow_pickle=False, **{"meta": header, **checkpoint.arrays})
+        write_atomic(self.path / CHECKPOINT, buffer.getvalue())
+
+    def write(self, name: str, content: str) -> None:
+        """Write a whole file of the folder."""
+        write_atomic(self.path / name, content.encode())
+
+    def close(self) -> None:
+        """Close the stream of rounds."""
+        self._rounds.close()
+
+
+@contextmanager
+def create(path: Path, config_toml: str) -> Iterator[RunFolder]:
+    """A new run folder; refused if the path is taken by anything but an empty folder."""
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        if any(path.iterdir()):
+            raise RunFolderError(
+                f"{path} exists and is not empty; choose another --out, or go on with --resume"
+            )
+        with _lock(path):
+            (path / CHECKPOINT).parent.mkdir()
+            write_atomic(path / ROUNDS, b"")
+            # Last, since a folder with a config counts as a run.
+            write_atomic(path / CONFIG, config_toml.encode())
+            folder = RunFolder(path)
+            try:
+                yield folder
+            finally:
+                folder.close()
+    except (NotADirectoryError, FileExistsError) as error:
+        raise RunFolderError(f"{path}: not a folder") from error
+    except PermissionError as error:
+        raise RunFolderError(f"{path}: cannot be written ({error.strerror})") from error
+
+
+@contextmanager
+def resume(path: Path, config: Mapping[str, Any]) -> Iterator[tuple[RunFolder, Checkpoint | None]]:
+    """An existing run folder and where to go on; refused if the config differs or it is damaged."""
+    stored = read_config(path)
+    if stored != config:
+        raise RunFolderError(
+            f"{path} holds a run of another config: {_differences(stored, config)}; "
+            f"a resumed run must have the same"
+        )
+    try:
+        with _lock(path):
+            checkpoint = _read_checkpoint(path)
+            with (path / ROUNDS).open("r+b") as file:
+                # Lines past the checkpoint are done again, with the same result.
+                file.truncate(checkpoint.meta["results_bytes"] if checkpoint else 0)
+            folder = RunFolder(path)
+            try:
+                yield folder, checkpoint
+            finally:
+                folder.close()
+    except PermissionError as error:
+        raise RunFolderError(f"{path}: cannot be written ({error.strerror})") from error
+
+
+def free_path(parent: Path, name: str) -> Path:
+    """parent/name, or with -2, -3, ... if taken."""
+    path, number = parent / name, 1
+    while path.exists():
+        number += 1
+        path = parent / f"{name}-{number}"
+    return path
+
+
+def last_path(parent: Path, name: str) -> Path:
+    """The last of parent/name, name-2, name-3, ... that is there."""
+    path, number = parent / name, 1
+    while (following := parent / f"{name}-{number + 1}").exists():
+        path, number = following, number + 1
+    return path
+
+
+def read_config(path: Path) -> dict[str, Any]:
+    """The config that a run folder holds."""
+    try:
+        return tomllib.loads((path / CONFIG).read_text("utf-8"))
+    except FileNotFoundError:
+        raise RunFolderError(f"{path} is no run folder: {CONFIG} is missing") from None
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise RunFolderError(f"{path / CONFIG} cannot be read: {error}") from error
+
+
+def read_run(path: Path) -> Run:
+    """A run folder's config and rounds; a last line that was cut off is left out."""
+    config = read_config(path)
+    try:
+        lines = (path / ROUNDS).read_bytes().splitlines(keepends=True)
+    except OSError as error:
+        raise RunFolderError(f"{path / ROUNDS} cannot be read: {error.strerror}") from error
+    rounds = []
+    for number, line in enumerate(lines, start=1):
+        if number == len(lines) and not line.endswith(b"\n"):
+            break
+        try:
+            record = json.loads(line)
+        except ValueError:
+            record = None
+        if not isinstance(record, dict):
+            raise RunFolderError(f"{path / ROUNDS}, line {number}: not a JSON object")
+        rounds.append(record)
+    return Run(path, config, rounds)
+
+
+def summarise(
+    rounds: Sequence[Mapping[str, Any]],
+    *,
+    config: Mapping[str, Any],
+    environment: Mapping[str, Any],
+) -> dict[str, Any]:
+    """What `summary.json` holds: one entry a curve, in the order of the rounds."""
+    curves: dict[tuple[str, str, int], list[Mapping[str, Any]]] = {}
+    for record in rounds:
+        curves.setdefault((record["rule"], record["attack"], record["seed"]), []).append(record)
+    return {
+        "schema": SCHEMA,
+        "config": config,
+        "environment": environment,
+        "curves": [_summarise_curve(key, lines) for key, lines in curves.items()],
+    }
+
+
+def _summarise_curve(
+    key: tuple[str, str, int], lines: Sequence[Mapping[str, Any]]
+) -> dict[str, Any]:
+    rule, attack, seed = key
+    accuracies = [line["accuracy"] for line in lines if line["accuracy"] is not None]
+    return {
+        "rule": rule,
+        "attack": attack,
+        "seed": seed,
+        "rounds": len(lines),
+        "final_accuracy": accuracies[-1] if accuracies else None,
+        "best_accuracy": max(accuracies, default=None),
+        "outcome": "diverged" if lines[-1]["outcome"] == "diverged" else "completed",
+        "empty_rounds": sum(line["outcome"] not in {"step", "diverged"} for line in lines),
+        "seconds": round(sum(line["seconds"] for line in lines), 3),
+    }
+
+
+@contextmanager
+def _lock(path: Path) -> Iterator[None]:
+    with (path / LOCK).open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise RunFolderError(f"{path} is in use by another process") from None
+        yield
+
+
+def _read_checkpoint(path: Path) -> Checkpoint | None:
+    file = path / CHECKPOINT
+    if not file.exists():
+        return None
+    try:
+        with np.load(file, allow_pickle=False) as arrays:
+            content = {name: arrays[name] for name in arrays.files}
+        meta = json.loads(content.pop("meta").tobytes())
+        expected, length = meta["results_sha256"], meta["results_bytes"]
+        if meta["schema"] != SCHEMA or not isinstance(length, int):
+            raise ValueError("unknown schema")  # noqa: TRY301
+        with (path / ROUNDS).open("rb") as rounds:
+            found = hashlib.sha256(rounds.read(length)).hexdigest()
+    except (OSError, ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile) as error:
+        raise RunFolderError(f"{file} is damaged ({error}); the run cannot be resumed") from error
+    if found != expected:
+        raise RunFolderError(f"{path / ROUNDS} is not what {CHECKPOINT} was written for")
+    return Checkpoint(meta, content)
+
+
+def _differences(stored: Mapping[str, Any], given: Mapping[str, Any]) -> str:
+    found: list[str] = []
+    for section in sorted({*stored, *given}):
+        old, new = stored.get(section, {}), given.get(section, {})
+        found.extend(
+            f"{section}.{key} was {old.get(key)!r}, is {new.get(key)!r}"
+            for key in sorted({*old, *new})
+            if old.get(key) != new.get(key)
+        )
+    return "; ".join(found)

@@ -1,0 +1,220 @@
+"""Rules that trust the updates which lie near many others: Krum, multi-Krum, Bulyan.
+
+All of them look at nothing but the squared distances between updates. These come from inner
+products, |a - b|² = |a|² + |b|² - 2ab, one matrix product for each block of coordinates. Three
+things keep them exact:
+
+- everything is in float64 and relative to one of the central updates, so that a large offset common
+  to all of them does not drown their differences;
+- identical rows, which attackers like to send, get the distance 0 and equal distances to the rest;
+- a pair that is much nearer to each other than to the centre is computed again, by subtraction.
+
+A row that is not finite, or so far away that float64 overflows, is infinitely far from every other.
+"""
+
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from holdout.rules.coordinatewise import admit, mean_of_nearest
+
+Matrix: TypeAlias = npt.NDArray[np.float64]
+
+_PRODUCT = 1_000_000
+"""Multiplications in one matrix product; up to here OpenBLAS works in place, on one thread."""
+
+_BLOCK = 1 << 15
+"""Coordinates subtracted at a time."""
+
+_PROBE = 64
+"""Coordinates looked at to guess which rows are central and which may be identical."""
+
+_CANCELLED = 1e-6
+"""A squared distance below this share of the squared distance to the centre is computed again."""
+
+
+def krum(updates: Tensor, *, f: int) -> Tensor:
+    """The update nearest to its n - f - 2 closest peers (Blanchard et al., 2017).
+
+    >>> krum(torch.tensor([[1.0], [2.0], [2.5], [3.0], [99.0]]), f=1)
+    tensor([2.5000])
+    """
+    return updates.detach()[krum_choice(updates, f=f)].clone()
+
+
+def krum_choice(updates: Tensor, *, f: int) -> int:
+    """The index of the update that `krum` returns."""
+    updates = admit("krum", updates, f=f, least=2 * f + 3, bound="n > 2f + 2")
+    return krum_index(squared_distances(updates), f=f)
+
+
+def multi_krum(updates: Tensor, *, f: int) -> Tensor:
+    """The mean of the n - f updates of best Krum score.
+
+    >>> multi_krum(torch.tensor([[1.0], [2.0], [2.5], [2.5], [99.0]]), f=1)
+    tensor([2.])
+    """
+    first, *others = multi_krum_choice(updates, f=f)
+    updates = updates.detach()
+    total = updates[first].clone()
+    for index in others:
+        total += updates[index]
+    return total.div_(1 + len(others))
+
+
+def multi_krum_choice(updates: Tensor, *, f: int) -> tuple[int, ...]:
+    """The indices, in increasing order, of the updates that `multi_krum` averages."""
+    updates = admit("multi-krum", updates, f=f, least=2 * f + 3, bound="n > 2f + 2")
+    return multi_krum_indices(squared_distances(updates), f=f)
+
+
+def bulyan(updates: Tensor, *, f: int) -> Tensor:
+    """Of n - 2f updates chosen by Krum, the n - 4f values nearest the median, averaged.
+
+    El Mhamdi et al., 2018; median and mean are per coordinate.
+
+    >>> bulyan(torch.tensor([[1.0], [2.0], [3.0], [3.0], [3.0], [4.0], [99.0]]), f=1)
+    tensor([3.])
+    """
+    chosen = bulyan_choice(updates, f=f)
+    return mean_of_nearest(updates.detach()[list(chosen)], count=len(updates) - 4 * f)
+
+
+def bulyan_choice(updates: Tensor, *, f: int) -> tuple[int, ...]:
+    """The indices, in increasing order, of the n - 2f updates that enter `bulyan`'s median.
+
+    Krum runs again and again on what is left: of m updates left, each is scored by its m - f - 2
+    nearest peers. Towards the end m - f - 2 would fall below one (m is 2f + 1 in the last run);
+    the score is then the distance to the nearest peer. The paper leaves this open.
+    """
+    updates = admit("bulyan", updates, f=f, least=4 * f + 3, bound="n >= 4f + 3")
+    return bulyan_indices(squared_distances(updates), f=f)
+
+
+def krum_index(distances: Matrix, *, f: int) -> int:
+    """Krum's choice, given the squared distances."""
+    return int(_scores(distances, neighbours=len(distances) - f - 2).argmin())
+
+
+def multi_krum_indices(distances: Matrix, *, f: int) -> tuple[int, ...]:
+    """Multi-Krum's choice, given the squared distances."""
+    n = len(distances)
+    best = np.argsort(_scores(distances, neighbours=n - f - 2), kind="stable")[: n - f]
+    return tuple(sorted(best.tolist()))
+
+
+def bulyan_indices(distances: Matrix, *, f: int) -> tuple[int, ...]:
+    """Bulyan's choice, given the squared distances."""
+    left = list(range(len(distances)))
+    chosen = []
+    for _ in range(len(distances) - 2 * f):
+        neighbours = max(len(left) - f - 2, 1)
+        scores = _scores(distances[np.ix_(left, left)], neighbours=neighbours)
+        chosen.append(left.pop(int(scores.argmin())))
+    return tuple(sorted(chosen))
+
+
+def _scores(distances: Matrix, *, neighbours: int) -> Matrix:
+    """Krum's score: the sum of the squared distances to the nearest others."""
+    others = distances.copy()
+    np.fill_diagonal(others, np.inf)
+    # A single update has no others; its score decides nothing.
+    nearest = np.sort(others, axis=1)[:, :neighbours]
+    scores: Matrix = nearest.sum(axis=1)
+    return scores
+
+
+def squared_distances(updates: Tensor) -> Matrix:
+    """The squared distance between every two rows; symmetric, 0 on the diagonal."""
+    centre = _central_row(updates)
+    if centre is None:
+        return np.where(np.eye(len(updates), dtype=np.bool_), 0.0, np.inf)
+    return distances_from_gram(updates, centred_gram(updates, centre))
+
+
+def centred_gram(updates: Tensor, centre: Tensor) -> Matrix:
+    """The inner products of the rows, seen from `centre`, in float64."""
+    values, origin = updates.cpu().numpy(), centre.cpu().numpy()
+    n, d = values.shape
+    gram = np.zeros((n, n + 1))
+    product = np.empty((n, n + 1))
+    width = min(d, max(_PRODUCT // (n * (n + 1)), 1))
+    # The row of zeros at the end makes it the product of two different matrices. That of a matrix
+    # and its own transpose goes to another routine, which takes twice as long on these shapes.
+    scratch = np.zeros((n + 1, width))
+    # Inf - Inf and overflow come from liars; their rows are infinitely far.
+    with np.errstate(invalid="ignore", over="ignore"):
+        for start in range(0, d, width):
+            stop = min(start + width, d)
+            block = scratch[:, : stop - start]
+            block[:n] = values[:, start:stop]
+            block[:n] -= origin[start:stop].astype(np.float64)
+            np.dot(block[:n], block.T, out=product)
+            gram += product
+    return gram[:, :n]
+
+
+def distances_from_gram(updates: Tensor, gram: Matrix) -> Matrix:
+    """The squared distances of the rows, given their inner products seen from any one point."""
+    norms = gram.diagonal()
+    with np.errstate(invalid="ignore", over="ignore"):
+        distances = norms[:, None] + norms[None, :] - 2 * gram
+    # NaN is Inf - Inf: one of the two rows is not finite, or overflowed.
+    distances = np.where(np.isfinite(distances), distances, np.inf)
+    twins = np.where(np.isfinite(norms), _first_twins(updates), np.arange(len(norms)))
+    larger = np.maximum(norms[:, None], norms[None, :])
+    cancelled = np.isfinite(distances) & (distances <= _CANCELLED * larger)
+    for i, j in zip(*np.nonzero(np.triu(cancelled, 1)), strict=True):
+        if twins[i] == i and twins[j] == j:
+            distances[i, j] = _squared_distance(updates[i], updates[j])
+    # One triangle is mirrored and twins share their entries: equal distances are equal bit by bit.
+    upper = np.triu(distances, 1)
+    mirrored: Matrix = (upper + upper.T)[np.ix_(twins, twins)]
+    return mirrored
+
+
+def _squared_distance(left: Tensor, right: Tensor) -> float:
+    total = 0.0
+    for start in range(0, len(left), _BLOCK):
+        stop = start + _BLOCK
+        difference = left[start:stop].double() - right[start:stop].double()
+        total += float(difference @ difference)
+    return total
+
+
+def _first_twins(updates: Tensor) -> list[int]:
+    """For each row the index of the first row that is identical to it: mostly itself."""
+    alike: dict[bytes, list[int]] = {}
+    twins = []
+    for index, row in enumerate(_probe(updates)):
+        firsts = alike.setdefault(row.tobytes(), [])
+        twin = next((i for i in firsts if torch.equal(updates[i], updates[index])), index)
+        if twin == index:
+            firsts.append(index)
+        twins.append(twin)
+    return twins
+
+
+def _central_row(updates: Tensor) -> Tensor | None:
+    """A finite row near most others, judged by few coordinates; none if no row is finite.
+
+    A liar who fools the guess gains nothing but our time: more pairs are computed twice.
+    """
+    probe = _probe(updates)
+    with np.errstate(invalid="ignore", over="ignore"):
+        distances = np.square(probe[:, None] - probe[None, :]).sum(axis=2)
+    spread = np.median(np.where(np.isnan(distances), np.inf, distances), axis=1)
+    for index in np.argsort(spread, kind="stable"):
+        if torch.isfinite(updates[index]).all():
+            return updates[index]
+    return None
+
+
+def _probe(updates: Tensor) -> Matrix:
+    """A few coordinates of every row, spread evenly."""
+    stride = max(updates.shape[1] // _PROBE, 1)
+    probe: Matrix = updates[:, ::stride].double().cpu().numpy()
+    return probe

@@ -1,0 +1,104 @@
+"""The geometric median: the point of least summed distance to all updates.
+
+It lies in the span of the updates, so Weiszfeld's iteration need not touch the d coordinates: a
+point is `centre + Σ weights[i] (updates[i] - centre)`, and its distances follow from the n x n
+inner products. The centre is the coordinate-wise median, which no f rows can carry away: seen from
+there the honest rows are short vectors, and a huge one, whose weight is tiny, cancels nothing.
+
+The iteration divides by distances, which fails on an update itself. So the updates are tested
+first: one is the answer exactly if the others pull at it, each with unit force, no harder than it
+and its twins can hold (Vardi and Zhang, 2000). Otherwise, an iterate that lands on an update leaves
+it by their modified step.
+"""
+
+import math
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from holdout.rules.coordinatewise import admit, median
+from holdout.rules.distance import Matrix, centred_gram, distances_from_gram
+
+TOLERANCE = 1e-8
+"""Iterate until the n unit forces leave less than n times this. The summed distance is then within
+twice this share of the least: its slope times the way to the minimum bounds the excess."""
+
+STEPS_MAX = 1000
+"""Iterations, each of some n² operations, after which the point is taken as it is."""
+
+_LANDED = 1e-12
+"""A squared distance below this share of what it was computed from is rounding, not distance."""
+
+_BLOCK = 1 << 13
+
+
+def geometric_median(updates: Tensor, *, f: int) -> Tensor:
+    """The point of least summed distance to the updates, by Weiszfeld's iteration.
+
+    Where several points are the least (an even number of updates on a line), it is one of the
+    updates. Rows that are not finite, or so far away that float64 overflows, are left out.
+
+    >>> geometric_median(torch.tensor([[0.0, 0.0], [0.0, 1.0], [1.0, 0.0], [1.0, 1.0]]), f=1)
+    tensor([0.5000, 0.5000])
+    """
+    updates = admit("geometric-median", updates, f=f, least=2 * f + 1, bound="n > 2f")
+    centre = median(updates, f=f)
+    gram = centred_gram(updates, centre)
+    kept = np.flatnonzero(np.isfinite(gram.diagonal()))
+    if len(kept) == 0:
+        return torch.full_like(centre, torch.nan)
+    rows = updates if len(kept) == len(updates) else updates[torch.from_numpy(kept)]
+    gram = gram[np.ix_(kept, kept)]
+    held = _update_of_least_sum(distances_from_gram(rows, gram))
+    if held is not None:
+        return rows[held].clone()
+    return _combined(rows, centre, torch.from_numpy(_weights(gram)).to(rows.device))
+
+
+def _update_of_least_sum(distances: Matrix) -> int | None:
+    """The index of the update that is the geometric median, if any is."""
+    # No other can be: the geometric median has the least sum of all points.
+    index = int(np.sqrt(distances).sum(axis=1).argmin())
+    apart = distances[index] > 0
+    away = distances[index][apart]
+    between = distances[np.ix_(apart, apart)]
+    # The squared force of the others is the sum of the cosines between their directions. The
+    # inner products would lose a direction to a near twin; the distances do not.
+    with np.errstate(invalid="ignore", over="ignore"):
+        cosines = (away[:, None] + away[None, :] - between) / (2 * np.sqrt(np.outer(away, away)))
+    force = math.sqrt(max(float(cosines.sum()), 0.0))
+    holding = len(distances) - len(away)
+    return index if force <= holding + len(distances) * TOLERANCE else None
+
+
+def _weights(gram: Matrix) -> Matrix:
+    """The weights of the minimum, which is known not to be an update."""
+    n = len(gram)
+    weights = np.zeros(n)
+    for _ in range(STEPS_MAX):
+        scale = gram.diagonal() + weights @ gram @ weights
+        squared = scale - 2 * gram @ weights
+        landed = squared <= _LANDED * scale
+        pulls = np.zeros(n)
+        pulls[~landed] = 1 / np.sqrt(squared[~landed])
+        total = pulls.sum()
+        forces = pulls - total * weights
+        # Rounding can make the square of a vanishing force negative.
+        force = math.sqrt(max(float(forces @ gram @ forces), 0.0))
+        holding = np.count_nonzero(landed)
+        if force <= holding + n * TOLERANCE:
+            break
+        # Without a landing this is Weiszfeld's step, to the mean weighted by 1 / distance.
+        weights += (1 - holding / force) * (pulls / total - weights)
+    return weights
+
+
+def _combined(updates: Tensor, centre: Tensor, weights: Tensor) -> Tensor:
+    """Return `centre + Σ weights[i] (updates[i] - centre)`, summed in float64."""
+    result = torch.empty_like(centre)
+    for start in range(0, len(centre), _BLOCK):
+        stop = start + _BLOCK
+        origin = centre[start:stop].double()
+        result[start:stop] = origin + weights @ (updates[:, start:stop].double() - origin)
+    return result

@@ -1,0 +1,77 @@
+"""Drawing the proposers P_t and the voting committee C_t of a round."""
+
+import math
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass
+from fractions import Fraction
+
+from holdout.errors import InfeasibleError
+from holdout.ids import RoundNumber, WorkerId
+from holdout.seeds import stream
+
+REDRAWS_MAX = 10_000  # Past this, an honest majority is so unlikely that waiting is pointless.
+
+
+@dataclass(frozen=True, slots=True)
+class Committee:
+    """The workers drawn for one round; a proposer's place is the id of its proposal."""
+
+    proposers: tuple[WorkerId, ...]
+    voters: tuple[WorkerId, ...]
+
+
+def approve_count(proposal_count: int, f: Fraction) -> int:
+    """The paper's N_p (1 - f), rounded up: how many proposals a full ballot names.
+
+    >>> approve_count(30, Fraction(33, 100))
+    21
+    """
+    return math.ceil((1 - f) * proposal_count)
+
+
+def draw_byzantine(workers: int, count: int, seed: int) -> frozenset[WorkerId]:
+    """Who lies: drawn once a seed, the same for every rule that is compared."""
+    return frozenset(WorkerId(w) for w in stream(seed, "byzantine").sample(range(workers), count))
+
+
+def draw_committee(
+    *,
+    workers: int,
+    proposers: int,
+    voters: int,
+    disjoint: bool,
+    seed: int,
+    round_number: RoundNumber,
+    redraw_until_honest: AbstractSet[WorkerId] | None = None,
+) -> Committee:
+    """Proposers and voters of a round, uniformly at random without repetition.
+
+    `disjoint`: nobody both proposes and votes, so nobody scores its own proposal.
+    `redraw_until_honest`: the Byzantine workers; draws are thrown away until both groups have an
+    honest majority. The authors' experiments do so; no real server can.
+    """
+    everybody = [WorkerId(w) for w in range(workers)]
+    source = stream(seed, "committee", round_number)
+    for _ in range(REDRAWS_MAX):
+        if disjoint:
+            drawn = source.sample(everybody, proposers + voters)
+            committee = Committee(tuple(drawn[:proposers]), tuple(drawn[proposers:]))
+        else:
+            committee = Committee(
+                tuple(source.sample(everybody, proposers)), tuple(source.sample(everybody, voters))
+            )
+        if redraw_until_honest is None or all(
+            has_honest_majority(group, redraw_until_honest)
+            for group in (committee.proposers, committee.voters)
+        ):
+            return committee
+    raise InfeasibleError(
+        f"no draw with an honest majority of proposers and voters in {REDRAWS_MAX} tries; got "
+        f"workers={workers}, byzantine={len(redraw_until_honest or ())}, "
+        f"proposers={proposers}, voters={voters}"
+    )
+
+
+def has_honest_majority(group: tuple[WorkerId, ...], byzantine: AbstractSet[WorkerId]) -> bool:
+    """Whether fewer than half are Byzantine (the Lemma calls X >= N/2 a Byzantine majority)."""
+    return 2 * sum(worker in byzantine for worker in group) < len(group)

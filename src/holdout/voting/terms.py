@@ -1,0 +1,84 @@
+"""The terms of a vote: one machinery, two rules.
+
+`Terms.paper(f)` is HoldOut SGD to the letter. `Terms(f)` is the same vote made safe: updates are
+bounded, ballots are gated (so a draw with too many liars forces nobody to endorse one), and the
+quorum is a majority of the voters drawn.
+"""
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from fractions import Fraction
+from typing import Self
+
+from holdout.ids import ProposalId, WorkerId
+from holdout.voting.ballot import Ballot, Gate, cast_ballot
+from holdout.voting.committee import approve_count
+from holdout.voting.tally import AdmittedBallots, admit_ballots
+
+
+class Quorum(StrEnum):
+    """How many approvals make a proposal part of the union-consensus."""
+
+    MAJORITY = "majority"
+    """floor(N_c / 2) + 1 of the voters drawn, whether or not they voted."""
+    PAPER = "paper"
+    """ceil((1 - f) N_c) of the valid ballots."""
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """What a ballot must look like and what it takes to be selected."""
+
+    f: Fraction
+    gate: Gate | None = Gate.MEDIAN
+    """None: every ballot is full, as in the paper."""
+    quorum_kind: Quorum = Quorum.MAJORITY
+    bound: bool = True
+    """Whether updates are scaled down to the radius before anybody scores or averages them."""
+    first_order: bool = False
+    """Score update g by -<g, gradient of the voter's loss> instead of its loss (Proposition 1)."""
+
+    @classmethod
+    def paper(cls, f: Fraction) -> Self:
+        """HoldOut SGD as published: full ballots, quorum N_c (1 - f), updates taken as they are."""
+        return cls(f, gate=None, quorum_kind=Quorum.PAPER, bound=False)
+
+    def approve_count(self, proposal_count: int) -> int:
+        """How many proposals a ballot may name."""
+        return approve_count(proposal_count, self.f)
+
+    def cast(self, losses: Mapping[ProposalId, float], *, current_loss: float) -> Ballot:
+        """An honest voter's ballot."""
+        return cast_ballot(
+            losses,
+            approve_count=self.approve_count(len(losses)),
+            gate=self.gate,
+            current_loss=current_loss,
+        )
+
+    def admit(
+        self,
+        sent: Iterable[tuple[WorkerId, object]],
+        *,
+        voters: Iterable[WorkerId],
+        proposals: Iterable[ProposalId],
+    ) -> AdmittedBallots:
+        """The valid ballots among those sent, and what was wrong with the others."""
+        known = frozenset(proposals)
+        return admit_ballots(
+            sent,
+            voters=voters,
+            proposals=known,
+            approve_count=self.approve_count(len(known)),
+            full=self.gate is None,
+        )
+
+    def quorum(self, *, drawn: int, valid: int) -> int:
+        """Approvals needed, when so many voters were drawn and so many ballots are valid."""
+        match self.quorum_kind:
+            case Quorum.MAJORITY:
+                return drawn // 2 + 1
+            case Quorum.PAPER:
+                return max(1, math.ceil((1 - self.f) * valid))

@@ -1,0 +1,40 @@
+"""Options and fixtures that all tests share."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+ROOT = Path(__file__).resolve().parent.parent
+REAL_DATA = ROOT.parent / "shared" / "data"
+
+
+def pytest_addoption(parser):
+    parser.addoption(
+        "--rewrite", action="store_true", help="write what golden scripts print as expected"
+    )
+    parser.addoption("--soak", action="store_true", help="run the long tests, and only those")
+
+
+def pytest_collection_modifyitems(config, items):
+    soak = config.getoption("--soak")
+    for item in items:
+        if ("soak" in item.keywords) != soak:
+            item.add_marker(pytest.mark.skip(reason="a soak test" if not soak else "not a soak"))
+        if "real_data" in item.keywords and not REAL_DATA.is_dir():
+            item.add_marker(pytest.mark.skip(reason="the real data sets are not here"))
+
+
+@pytest.fixture(autouse=True)
+def _one_thread():
+    """More torch threads than free cores are many times slower; tests stay with one."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture
+def real_data() -> Path:
+    """The folder with the real MNIST and CIFAR-10 files."""
+    return REAL_DATA

@@ -1,0 +1,196 @@
+"""Who holds which rows."""
+
+import numpy as np
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from holdout.data.partition import KINDS, partition
+from holdout.errors import DataError
+
+patient = settings(deadline=None)  # The machine may be busy with other things.
+
+LABELS = np.random.Generator(np.random.Philox(1)).integers(0, 10, 3000)
+
+
+@st.composite
+def problems(draw):
+    """Labels of any imbalance, classes that do not occur included, and a demand that fits."""
+    classes = draw(st.integers(2, 6))
+    labels = np.array(draw(st.lists(st.integers(0, classes - 1), min_size=1, max_size=60)))
+    return {
+        "labels": labels,
+        "classes": classes,
+        "workers": draw(st.integers(1, 4)),
+        "samples_per_worker": draw(st.integers(1, len(labels))),
+        "seed": draw(st.integers(0, 5)),
+        "alpha": draw(st.sampled_from([1e-300, 1e-3, 0.5, 100.0, 1e308])),
+    }
+
+
+def label_counts(held, labels=LABELS, classes=10):
+    return np.array([np.bincount(labels[rows], minlength=classes) for rows in held])
+
+
+def skew(alpha):
+    held = partition(
+        "dirichlet",
+        LABELS,
+        workers=40,
+        samples_per_worker=100,
+        classes=10,
+        seed=0,
+        alpha=alpha,
+    )
+    return label_counts(held).max(axis=1).mean()
+
+
+@pytest.mark.parametrize("kind", ["iid", "balanced", "dirichlet"])
+@patient
+@given(problem=problems())
+def test_every_worker_holds_exactly_the_asked_number_of_different_rows(kind, problem):
+    held = partition(kind, **problem)
+    assert len(held) == problem["workers"]
+    for rows in held:
+        assert rows.dtype == np.int64
+        assert len(set(rows.tolist())) == len(rows) == problem["samples_per_worker"]
+        assert rows.min() >= 0
+        assert rows.max() < len(problem["labels"])
+
+
+@patient
+@given(problem=problems(), labels_per_worker=st.integers(1, 6))
+def test_shards_hold_exactly_the_asked_number_of_labels_as_equally_as_possible(
+    problem, labels_per_worker
+):
+    sizes = np.sort(np.bincount(problem["labels"]))
+    sizes = sizes[sizes > 0]
+    samples = problem["samples_per_worker"]
+    assume(labels_per_worker <= min(len(sizes), samples))
+    assume(samples <= sizes[:labels_per_worker].sum())
+    for rows in partition("shards", **problem, labels_per_worker=labels_per_worker):
+        assert len(set(rows.tolist())) == samples
+        labels, counts = np.unique(problem["labels"][rows], return_counts=True)
+        assert len(labels) == labels_per_worker
+        available = np.bincount(problem["labels"])[labels]
+        assert_level(counts, available)
+
+
+@patient
+@given(problem=problems())
+def test_balanced_takes_as_equally_as_the_classes_allow(problem):
+    available = np.bincount(problem["labels"], minlength=problem["classes"])
+    for rows in partition("balanced", **problem):
+        counts = np.bincount(problem["labels"][rows], minlength=problem["classes"])
+        assert_level(counts, available)
+
+
+def assert_level(counts, available):
+    """No class that has rows left is more than one behind another."""
+    for count, room in zip(counts, available, strict=True):
+        assert count == room or count >= counts.max() - 1
+
+
+def test_balanced_is_exactly_equal_when_it_can_be():
+    held = partition("balanced", LABELS, workers=5, samples_per_worker=200, classes=10, seed=3)
+    assert (label_counts(held) == 20).all()
+
+
+def test_the_classes_that_get_one_more_are_drawn():
+    held = partition("balanced", LABELS, workers=30, samples_per_worker=13, classes=10, seed=3)
+    extra = label_counts(held) - 1
+    assert (extra.sum(axis=1) == 3).all()
+    assert (extra.sum(axis=0) > 0).all()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_same_seed_gives_the_same_bytes_and_another_seed_other_rows(kind):
+    def held(seed):
+        rows = partition(kind, LABELS, workers=3, samples_per_worker=50, classes=10, seed=seed)
+        return [part.tobytes() for part in rows]
+
+    assert held(7) == held(7)
+    assert set(held(7)).isdisjoint(held(8))
+    assert len(set(held(7))) == 3
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_workers_rows_do_not_depend_on_the_number_of_workers(kind):
+    few = partition(kind, LABELS, workers=2, samples_per_worker=50, classes=10, seed=0)
+    many = partition(kind, LABELS, workers=9, samples_per_worker=50, classes=10, seed=0)
+    assert all(np.array_equal(a, b) for a, b in zip(few, many, strict=False))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_workers_rows_are_not_in_order_of_label(kind):
+    (rows,) = partition(kind, LABELS, workers=1, samples_per_worker=200, classes=10, seed=0)
+    assert (np.diff(LABELS[rows]) < 0).any()
+
+
+def test_a_smaller_alpha_is_more_skewed():
+    assert skew(0.05) > 1.3 * skew(0.5) > 1.3 * skew(50.0)
+    assert skew(1e-300) == 100
+    assert skew(1e6) == pytest.approx(10, abs=1)
+
+
+def test_when_a_class_runs_short_the_others_fill_up():
+    labels = np.array([0] * 3 + [1] * 50 + [2] * 50)
+    held = partition(
+        "dirichlet", labels, workers=50, samples_per_worker=60, classes=3, seed=0, alpha=0.01
+    )
+    counts = label_counts(held, labels, 3)
+    assert (counts.sum(axis=1) == 60).all()
+    assert (counts <= [3, 50, 50]).all()
+
+
+def test_taking_every_row_works_whatever_the_kind():
+    labels = np.repeat(np.arange(4), 5)
+    for kind in KINDS:
+        held = partition(
+            kind,
+            labels,
+            workers=2,
+            samples_per_worker=20,
+            classes=4,
+            seed=0,
+            labels_per_worker=4,
+        )
+        assert all(sorted(rows) == list(range(20)) for rows in held)
+
+
+def test_iid_reaches_every_row():
+    held = partition("iid", LABELS, workers=60, samples_per_worker=500, classes=10, seed=0)
+    assert len(np.unique(np.concatenate(held))) == len(LABELS)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"kind": "alphabetic"}, "iid, balanced, dirichlet, shards"),
+        ({"samples_per_worker": 3001}, "samples_per_worker=3001 of 3000 rows"),
+        ({"samples_per_worker": 0}, "samples_per_worker=0"),
+        ({"workers": 0}, "workers=0"),
+        ({"classes": 5}, "got 9, classes=5"),
+        ({"labels": LABELS - 1}, "got -1, classes=10"),
+        ({"labels": LABELS / 2}, "float64"),
+        ({"labels": LABELS.reshape(-1, 2)}, r"\(1500, 2\)"),
+        ({"kind": "dirichlet", "alpha": 0.0}, "alpha=0.0"),
+        ({"kind": "dirichlet", "alpha": float("nan")}, "alpha=nan"),
+        ({"kind": "dirichlet", "alpha": float("inf")}, "alpha=inf"),
+        ({"kind": "shards", "labels_per_worker": 11}, "labels_per_worker=11, 10 labels"),
+        ({"kind": "shards", "labels_per_worker": 0}, "labels_per_worker=0"),
+        ({"kind": "shards", "samples_per_worker": 1}, "samples_per_worker=1"),
+        ({"kind": "shards", "samples_per_worker": 2000}, "in any 2 labels"),
+    ],
+)
+def test_an_impossible_partition_is_refused_with_rule_and_values(change, message):
+    good = {
+        "kind": "iid",
+        "labels": LABELS,
+        "workers": 2,
+        "samples_per_worker": 100,
+        "classes": 10,
+        "seed": 0,
+    }
+    with pytest.raises(DataError, match=message):
+        partition(**(good | change))

@@ -1,0 +1,361 @@
+import json
+import re
+import struct
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+import tomli_w
+from plotly.offline import get_plotlyjs
+
+from holdout.errors import RunFolderError
+from holdout.experiments import drawn, figures, report
+from holdout.experiments.curves import group
+from holdout.experiments.figures import DPI, SIZE_INCHES, accuracy_png, looks
+from holdout.experiments.findings import headline, unfinished
+from holdout.experiments.report import final_table, write_report
+
+NASTY = "</script><script>alert(1)</script>&\"'<b>$x_{$ \u4e2d\ud800"
+CONFIG = {
+    "experiment": {
+        "name": "small",
+        "rules": ["krum", "holdout"],
+        "rounds": 2,
+        "seeds": [0, 1],
+        "baseline": True,
+    },
+    "federation": {"workers": 6, "byzantine": 0.34},
+    "attack": {"name": "alie"},
+}
+
+
+@pytest.fixture(autouse=True)
+def _small_page(monkeypatch):
+    """Plotly's five megabytes and the picture's every dot tell most tests nothing."""
+    monkeypatch.setattr(report, "get_plotlyjs", lambda: "var Plotly;")
+    monkeypatch.setattr(figures, "DPI", 30)
+
+
+def line(rule="holdout", attack="alie", seed=0, number=1, accuracy=None, **others):
+    votes = rule.startswith("holdout")
+    return {
+        "rule": rule,
+        "attack": attack,
+        "seed": seed,
+        "round": number,
+        "accuracy": accuracy,
+        "loss": accuracy,
+        "worst_class_recall": None,
+        "gamma": None if attack == "none" else 1.5,
+        "proposers": [4, 7, 1],
+        "voters": [2, 5] if votes else [],
+        "byzantine_workers": [5, 7],
+        "byzantine_proposers": 1,
+        "byzantine_voters": 1,
+        "byzantine_selected": 1,
+        "ballots": [[0, 2], None] if votes else None,
+        "selection": [0, 2],
+        "approve_count": 2,
+        "quorum": 2 if votes else None,
+        "radius": None,
+        "outcome": "step",
+        "rejected_proposals": {},
+        "rejected_ballots": {},
+        "seconds": 0.1,
+    } | others
+
+
+def whole_run():
+    ends = {("mean", "none"): 0.9, ("krum", "alie"): 0.4, ("holdout", "alie"): 0.88}
+    return [
+        line(rule, attack, seed, number, accuracy + seed / 100 if number == 2 else None)
+        for (rule, attack), accuracy in ends.items()
+        for seed in (0, 1)
+        for number in (1, 2)
+    ]
+
+
+def write_run(folder: Path, rounds, config=CONFIG) -> Path:
+    folder.mkdir(exist_ok=True)
+    (folder / "config.toml").write_text(tomli_w.dumps(config), "utf-8")
+    (folder / "results.jsonl").write_text("".join(json.dumps(r) + "\n" for r in rounds), "utf-8")
+    return folder
+
+
+class Page(HTMLParser):
+    """The texts, tags and attributes of a page; a tag that is never closed is a mistake."""
+
+    VOID = frozenset({"meta", "input", "br"})
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        self.open, self.tags, self.attributes, self.texts = [], [], [], {}
+        self.source = path.read_text("utf-8")
+        self.feed(self.source)
+        self.close()
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append(tag)
+        self.attributes += attrs
+        if tag not in self.VOID:
+            self.open.append((tag, dict(attrs).get("id")))
+
+    def handle_endtag(self, tag):
+        assert self.open.pop()[0] == tag
+
+    def handle_data(self, data):
+        for key in self.open[-1:]:
+            self.texts[key] = self.texts.get(key, "") + data
+
+    @property
+    def data(self):
+        return json.loads(self.texts["script", "data"])
+
+    @property
+    def words(self):
+        return " ".join(t for (tag, _), t in self.texts.items() if tag not in {"script", "style"})
+
+
+def test_the_table_holds_mean_spread_and_drop_over_the_seeds():
+    baseline, krum, holdout = final_table(whole_run())
+    assert (baseline.label, krum.label, holdout.label) == ("mean, no attack", "Krum", "HoldOut")
+    assert (holdout.rule, holdout.attack, holdout.seeds) == ("holdout", "alie", 2)
+    assert holdout.accuracy == pytest.approx(0.885)
+    assert holdout.spread == pytest.approx(0.01 / 2**0.5)
+    assert holdout.drop == pytest.approx(2.0)
+    assert krum.drop == pytest.approx(50.0)
+    assert baseline.drop == pytest.approx(0.0)
+
+
+def test_the_table_counts_accepted_updates_a_round_and_empty_rounds_a_seed():
+    rounds = [
+        line(number=1, byzantine_selected=3),
+        line(number=2, byzantine_selected=0, outcome="empty-selection"),
+        line(number=3, byzantine_selected=None, outcome="infeasible"),
+        line(seed=1, number=1, byzantine_selected=0, outcome="no-proposals"),
+        line(seed=1, number=2, byzantine_selected=1, outcome="diverged"),
+    ]
+    (row,) = final_table(rounds)
+    assert row.byzantine_accepted_per_round == 1.0
+    assert row.empty_rounds == 1.5
+    assert row.diverged == 1
+
+
+def test_what_was_not_measured_is_none_in_the_table():
+    (row,) = final_table([line(byzantine_selected=None)])
+    assert row.accuracy is None
+    assert row.spread is None
+    assert row.drop is None
+    assert row.byzantine_accepted_per_round is None
+    (row,) = final_table([line(accuracy=0.5)])
+    assert (row.accuracy, row.spread, row.drop) == (0.5, None, None)
+    assert final_table([]) == []
+
+
+def test_the_last_accuracy_measured_counts_and_not_the_best():
+    rounds = [line(number=n, accuracy=a) for n, a in [(1, 0.2), (2, 0.9), (3, 0.6), (4, None)]]
+    (row,) = final_table(rounds)
+    assert row.accuracy == 0.6
+
+
+def test_the_unattacked_mean_comes_first_and_several_attacks_are_named():
+    rounds = [line("krum", "alie"), line("krum", "sign-flip"), line("mean", "none")]
+    assert [row.label for row in final_table(rounds)] == [
+        "mean, no attack",
+        "Krum, alie",
+        "Krum, sign-flip",
+    ]
+
+
+def test_the_headline_states_the_result_in_plain_words():
+    said = headline(final_table(whole_run()), CONFIG, complete=True).replace("\xa0", " ")
+    assert said == (
+        "Under alie with 2 of 6 workers Byzantine, HoldOut ends at 88.5 %, 2.0 points below the "
+        "mean without attack; Krum at 40.5 %."
+    )
+    rows = final_table([line("mean", "none", accuracy=0.8)])
+    said = headline(rows, {}, complete=False).replace("\xa0", " ")
+    assert said == "Without attack, the mean stands so far at 80.0 %."
+
+
+def test_a_line_is_the_mean_and_the_range_of_the_seeds_that_reached_the_round():
+    rounds = [
+        line(number=5, accuracy=0.2),
+        line(number=10, accuracy=0.4),
+        line(number=11),
+        line(seed=1, number=5, accuracy=0.4),
+    ]
+    (curve,) = group(rounds)
+    found = curve.line("accuracy", scale=100.0)
+    assert found.rounds == (5, 10)
+    assert found.mean == pytest.approx((30.0, 40.0))
+    assert found.low == pytest.approx((20.0, 40.0))
+    assert found.high == pytest.approx((40.0, 40.0))
+
+
+def test_no_two_of_thirty_curves_look_the_same():
+    names = ["holdout", "holdout-paper", *(f"own-{i}" for i in range(28))]
+    curves = group([line("mean", "none"), *(line(name) for name in names)])
+    assert len({(look.colour, look.dash, look.marker) for look in looks(curves)}) == 31
+
+
+def test_the_same_results_give_the_same_bytes(tmp_path):
+    written = [write_report(write_run(tmp_path / name, whole_run())) for name in ("a", "b")]
+    written.append(write_report(tmp_path / "a"))
+    assert len({page.read_bytes() for page in written}) == 1
+    assert len({page.with_name("accuracy.png").read_bytes() for page in written}) == 1
+    assert {path.name for path in (tmp_path / "a").iterdir()} == {
+        "config.toml",
+        "results.jsonl",
+        "accuracy.png",
+        "report.html",
+    }
+
+
+def test_the_figure_is_a_png_of_the_stated_size(tmp_path, monkeypatch):
+    monkeypatch.setattr(figures, "DPI", DPI)
+    page = write_report(write_run(tmp_path, whole_run()))
+    png = page.with_name("accuracy.png").read_bytes()
+    assert png.startswith(b"\x89PNG\r\n\x1a\n")
+    size = struct.unpack(">II", png[16:24])
+    assert size == tuple(round(inches * DPI) for inches in SIZE_INCHES)
+    assert not re.search(rb"tEXt|iTXt|tIME", png)
+
+
+def test_the_page_parses_and_loads_nothing_from_outside(tmp_path, monkeypatch):
+    monkeypatch.setattr(report, "get_plotlyjs", get_plotlyjs)
+    page = Page(write_report(write_run(tmp_path, whole_run())))
+    assert page.open == []
+    assert not {"src", "href", "srcset", "action"}.intersection(key for key, _ in page.attributes)
+    assert not {"link", "iframe", "img", "base", "form"}.intersection(page.tags)
+    assert any(key == "content" and "default-src 'none'" in v for key, v in page.attributes)
+    assert "showSendToCloud: false" in page.source
+    assert "plotly.js v" in page.source
+    assert not re.search(r"\{\{\w+\}\}", page.words)
+
+
+def test_the_page_carries_ballots_that_read_back(tmp_path):
+    page = Page(write_report(write_run(tmp_path, whole_run())))
+    assert [(v["curve"], v["seed"], len(v["rounds"])) for v in page.data["votes"]] == [
+        (2, 0, 2),
+        (2, 1, 2),
+    ]
+    vote = page.data["votes"][0]["rounds"][0]
+    # Proposals 0 and 2 of three are the bits 1010; the second voter's ballot is void.
+    assert vote["ballots"] == ["a", None]
+    assert (vote["selection"], vote["byzantine"], vote["quorum"]) == ([0, 2], [5, 7], 2)
+
+
+def test_names_are_shown_and_never_run(tmp_path):
+    reasons = {NASTY: 1}
+    rounds = [
+        line(NASTY, NASTY, accuracy=0.5, rejected_proposals=reasons, outcome=NASTY),
+        line("_hidden", NASTY, accuracy=0.5),
+        line("{{data}}", NASTY),
+    ]
+    config = {"experiment": {"name": NASTY[:-1], "rules": [NASTY[:-1]], "seeds": [0], "rounds": 9}}
+    folder = write_run(tmp_path, rounds, config)
+    (folder / "summary.json").write_text(json.dumps({"environment": {NASTY: {NASTY: NASTY}}}))
+    page = Page(write_report(folder))
+    assert page.open == []
+    assert page.tags.count("script") == 3
+    assert "b" not in page.tags
+    assert page.data["curves"][0]["label"] == NASTY
+    assert "<" not in page.texts["script", "data"]
+    assert "<script>alert(1)</script>" in page.words
+    assert "{{data}}" in page.words
+
+
+def test_huge_results_are_thinned_evenly_and_the_page_says_so(tmp_path, monkeypatch):
+    monkeypatch.setattr(drawn, "VOTE_CHARACTERS_MAX", 1700)
+    monkeypatch.setattr(drawn, "POINTS_MAX", 5)
+    rounds = [line(number=n, accuracy=0.5) for n in range(1, 102)]
+    page = Page(write_report(write_run(tmp_path, rounds)))
+    shown = [vote["round"] for vote in page.data["votes"][0]["rounds"]]
+    assert len(shown) == 10
+    assert (shown[0], shown[-1]) == (1, 101)
+    assert page.data["curves"][0]["accuracy"]["rounds"] == [1, 26, 51, 76, 101]
+    assert "10 evenly spaced rounds" in page.data["votes_thinned"]
+    assert "at most 5 evenly spaced points of up to 101 rounds" in page.data["charts_thinned"]
+
+
+INCOMPLETE = {
+    "no rounds": ([], "The run holds no rounds yet."),
+    "one round, nothing evaluated": ([line()], "No round was evaluated yet"),
+    "one round": ([line(accuracy=0.3)], "HoldOut: seed 0 has 1 of 2 rounds, seed 1 has not begun."),
+    "a curve missing": (whole_run()[:8], "HoldOut: has not begun."),
+    "no baseline": (whole_run()[4:], "no drop can be stated"),
+    "cut in the middle of a seed": (whole_run()[:-1], "HoldOut: seed 1 has 1 of 2 rounds."),
+    "diverged": (
+        [line(accuracy=0.3), line(number=2, outcome="diverged", gamma=None, selection=None)],
+        "HoldOut, seed 0: diverged in round 2",
+    ),
+    "no vote at all": ([line("mean", "none", number=2, accuracy=0.3)], "Krum: has not begun."),
+    "more ballots than voters": ([line(ballots=[[0], [99], [1]])], "No round was evaluated"),
+    "nobody drawn": (
+        [line(proposers=[], voters=[], ballots=[], selection=[], outcome="no-proposals")],
+        "outcome: no-proposals",
+    ),
+    "not finite": ([line(accuracy=float("nan"), gamma=float("inf"))], "No round was evaluated"),
+}
+
+
+@pytest.mark.parametrize(("rounds", "said"), INCOMPLETE.values(), ids=INCOMPLETE.keys())
+def test_an_incomplete_run_gives_a_report_that_says_so(tmp_path, rounds, said):
+    page = Page(write_report(write_run(tmp_path, rounds)))
+    assert page.open == []
+    assert said in page.words
+    assert page.data["curves"] is not None
+    assert (tmp_path / "accuracy.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_whole_run_has_nothing_to_complain_of():
+    assert unfinished(group(whole_run()), CONFIG) == []
+
+
+def test_a_diverged_curve_is_not_waited_for():
+    rounds = [*whole_run()[:-2], line(seed=1, outcome="diverged")]
+    assert unfinished(group(rounds), CONFIG) == []
+
+
+@pytest.mark.parametrize(
+    "config", [{}, {"experiment": 3}, {"experiment": {"seeds": 1, "rules": "krum"}}, {"attack": 1}]
+)
+def test_a_config_of_another_shape_does_not_stop_the_report(tmp_path, config):
+    page = Page(write_report(write_run(tmp_path, whole_run(), config)))
+    assert "HoldOut ends at" in page.words
+
+
+@pytest.mark.parametrize("summary", ["", "[]", "{}", '{"environment": 3}', '{"environment": {}}'])
+def test_a_summary_without_environment_does_not_stop_the_report(tmp_path, summary):
+    folder = write_run(tmp_path, whole_run())
+    (folder / "summary.json").write_text(summary)
+    assert "Not recorded" in Page(write_report(folder)).words
+
+
+def test_the_environment_is_told(tmp_path):
+    folder = write_run(tmp_path, whole_run())
+    environment = {"threads": 1, "versions": {"torch": "2.6.0"}}
+    (folder / "summary.json").write_text(json.dumps({"environment": environment}))
+    page = Page(write_report(folder))
+    assert "versions torch" in page.source
+    assert "2.6.0" in page.words
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("rule", None), ("seed", "0"), ("accuracy", "high"), ("ballots", [["0"]]), ("round", True)],
+)
+def test_a_line_of_the_wrong_kind_is_named(tmp_path, key, value):
+    folder = write_run(tmp_path, [line(), line(**{key: value})] if key != "rule" else [{}])
+    with pytest.raises(RunFolderError, match=rf"line \d: {key} has the wrong kind of value"):
+        write_report(folder)
+
+
+def test_a_folder_without_a_run_is_refused(tmp_path):
+    with pytest.raises(RunFolderError, match="no run folder"):
+        write_report(tmp_path)
+
+
+def test_the_figure_shows_names_that_matplotlib_would_read_as_something_else():
+    assert accuracy_png(group([line("_x $\\frac$ \u4e2d" + "y" * 99, accuracy=0.5)]))
