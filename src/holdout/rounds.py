@@ -20,7 +20,7 @@ from torch import Tensor
 
 from holdout.errors import InfeasibleError
 from holdout.ids import ProposalId, WorkerId
-from holdout.rules import Rule, krum_choice, mean, multi_krum_choice
+from holdout.rules import RULES, Rule, krum_choice, mean, multi_krum_choice
 from holdout.voting import Ballot, Selection, Terms, bound_radius, tally
 
 
@@ -111,16 +111,26 @@ def admit_proposals(received: Sequence[object], *, dimension: int) -> AdmittedPr
     valid: dict[ProposalId, Tensor] = {}
     faults: dict[ProposalId, ProposalFault] = {}
     for place, update in enumerate(received):
-        proposal = ProposalId(place)
-        if update is None:
-            faults[proposal] = ProposalFault.MISSING
-        elif not isinstance(update, Tensor) or update.shape != (dimension,):
-            faults[proposal] = ProposalFault.MISSHAPEN
-        elif not update.is_floating_point() or not update.isfinite().all():
-            faults[proposal] = ProposalFault.NOT_FINITE
+        read = _read(update, dimension)
+        if isinstance(read, ProposalFault):
+            faults[ProposalId(place)] = read
         else:
-            valid[proposal] = update.detach().float()
+            valid[ProposalId(place)] = read
     return AdmittedProposals(valid, faults)
+
+
+def _read(update: object, dimension: int) -> Tensor | ProposalFault:
+    if update is None:
+        return ProposalFault.MISSING
+    # Of a sparse tensor, or one without values (device `meta`), not even the numbers can be read.
+    plain = isinstance(update, Tensor) and update.layout is torch.strided and update.is_cpu
+    if not isinstance(update, Tensor) or not plain or update.shape != (dimension,):
+        return ProposalFault.MISSHAPEN
+    if not update.is_floating_point():
+        return ProposalFault.NOT_FINITE
+    # Only then: what float64 holds may be too large for float32.
+    numbers = update.detach().float()
+    return numbers if numbers.isfinite().all() else ProposalFault.NOT_FINITE
 
 
 def bound_updates(
@@ -187,7 +197,8 @@ def apply_rule(admitted: AdmittedProposals, rule: Rule, *, name: str, f: int) ->
         return Decision(Outcome.NO_PROPOSALS)
     updates = admitted.stacked()
     try:
-        if name not in CHOICES:
+        # A rule of the user's own may bear a built-in one's name.
+        if name not in CHOICES or rule is not RULES[name]:
             return Decision(Outcome.STEP, update=rule(updates, f=f))
         chosen = list(CHOICES[name](updates, f))
     except InfeasibleError:

@@ -53,6 +53,17 @@ def test_flat_regions_give_the_gradient_of_a_plain_loop_too(name):
     assert_close(gradients(model, weights, batches), plainly(model, weights, batches))
 
 
+def test_of_equal_maxima_the_first_gets_the_slope_as_in_torch():
+    # The second channel has no weight, so whole windows are equal or equal across the diagonal.
+    model = nn.Sequential(nn.Conv2d(2, 1, 1), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(4, 3))
+    weights = torch.arange(1.0, dimension(model) + 1) / 10
+    weights[1] = 0
+    x = torch.arange(32.0).view(1, 2, 4, 4)
+    x[0, 0] = torch.tensor([[1, 1, 1, 2], [1, 1, 2, 1], [1, 2, 2, 2], [1, 2, 2, 1]])
+    batches = [(x, torch.tensor([1]))]
+    assert_close(gradients(model, weights, batches), plainly(model, weights, batches))
+
+
 def test_gradients_agree_with_finite_differences():
     model = nn.Sequential(nn.Flatten(), nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3))
     generator = torch.Generator().manual_seed(0)

@@ -8,7 +8,7 @@ import pytest
 from holdout.voting import Ballot, Gate, admit_ballots, cast_ballot, tally
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-import golden  # noqa: E402
+import golden
 
 TESTDATA = Path(__file__).parent / "testdata"
 

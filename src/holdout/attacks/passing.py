@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from holdout.errors import InfeasibleError
+from holdout.rules import RULES
 from holdout.rules.distance import (
     Matrix,
     bulyan_indices,
@@ -69,7 +70,7 @@ def _by_place(places: Callable[[int, int], tuple[int, int]]) -> Prepare:
 
     The copies are equal, so they stand together behind the honest values that are smaller. One of
     them is kept unless even the last stands before `first` or even the first behind `last`: two
-    honest order statistics decide.
+    honest order statistics decide. (Equal to one of them, its value is kept, whosever it is.)
     """
 
     def prepare(line: Line) -> Callable[[float], bool]:
@@ -82,7 +83,7 @@ def _by_place(places: Callable[[int, int], tuple[int, int]]) -> Prepare:
             lie = line.base + strength * line.direction
             kept = torch.ones_like(lie, dtype=torch.bool)
             if lower is not None:
-                kept &= lie > lower
+                kept &= lie >= lower
             if upper is not None:
                 kept &= lie <= upper
             return 2 * int(kept.sum()) >= len(lie)
@@ -136,9 +137,10 @@ class DeployedRule:
         self, base: Tensor, direction: Tensor, strengths: Sequence[float]
     ) -> Iterator[bool]:
         """For each strength: whether the rule selects the lie (never, if it is infeasible)."""
-        passes = PREPARE[self.rule](Line(self.honest, base, direction, self.copies, self.f))
-        for strength in strengths:
-            try:
-                yield passes(strength)
-            except InfeasibleError:
-                yield False
+        line = Line(self.honest, base, direction, self.copies, self.f)
+        try:
+            RULES[self.rule](torch.zeros(line.count, 1), f=self.f)
+        except InfeasibleError:
+            yield from [False] * len(strengths)
+            return
+        yield from map(PREPARE[self.rule](line), strengths)

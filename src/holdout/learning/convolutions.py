@@ -1,9 +1,10 @@
 """The forward pass of a layered model with convolutions, arranged so that its gradient is fast.
 
 Memory is channels-last. A convolution with few output channels leaves most of a vector register
-empty, and so does the 2 x 2 pooling after it. Where the two follow each other, pairs of columns are
-computed at once: twice the channels, by a kernel one column wider that moves in steps of two. The
-pooling then compares rows, which are long, and afterwards the two halves of the channels.
+empty, and so does the 2 x 2 pooling after it. Where the two follow each other, pairs of rows are
+computed at once: twice the channels, by a kernel one row taller that moves down in steps of two.
+The pooling then compares neighbouring columns, and afterwards the two halves of the channels: in
+this order, so that of equal maxima the one counts that torch's own pooling takes.
 """
 
 from collections.abc import Sequence
@@ -78,13 +79,12 @@ def _can_pair(conv: nn.Conv2d, h: Tensor) -> bool:
 
 
 def _convolve_and_halve(conv: nn.Conv2d, h: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    # Even columns come in the first half of the channels, odd ones in the second.
-    kernels = torch.cat([F.pad(weight, (0, 1)), F.pad(weight, (1, 0))])
+    # Even rows come in the first half of the channels, odd ones in the second.
+    kernels = torch.cat([F.pad(weight, (0, 0, 0, 1)), F.pad(weight, (0, 0, 1, 0))])
     kernels = kernels.contiguous(memory_format=torch.channels_last)
     twice = None if bias is None else torch.cat([bias, bias])
-    z = F.conv2d(h, kernels, twice, (1, 2), conv.padding).permute(0, 2, 3, 1)
+    z = F.conv2d(h, kernels, twice, (2, 1), conv.padding).permute(0, 2, 3, 1)
     n, rows, columns, channels = z.shape
-    pairs = z.reshape(n * rows // 2, 2, columns * channels)
-    pairs = _Larger.apply(pairs).view(-1, 2, channels // 2)  # type: ignore[no-untyped-call]
-    halved: Tensor = _Larger.apply(pairs)  # type: ignore[no-untyped-call]
-    return halved.view(n, rows // 2, columns, channels // 2).permute(0, 3, 1, 2)
+    pairs = _Larger.apply(z.reshape(-1, 2, channels))  # type: ignore[no-untyped-call]
+    halved: Tensor = _Larger.apply(pairs.view(-1, 2, channels // 2))  # type: ignore[no-untyped-call]
+    return halved.view(n, rows, columns // 2, channels // 2).permute(0, 3, 1, 2)

@@ -1,4 +1,9 @@
-"""From weights and a worker's own batches to an Update, and the test of a model."""
+"""From weights and a worker's own batches to an Update, and the test of a model.
+
+Many workers' gradients at the same weights are one call, `gradients`: a layered model then shares
+the passes between batches; any other model is differentiated batch by batch. The outcome is the
+same to rounding.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,6 +19,7 @@ from holdout.learning.layers import Affine, Step
 
 Batch = tuple[Tensor, Tensor]
 
+# Samples at once, which bounds memory. A convolution's gradient is slower below about 128.
 EVALUATION_BLOCK = 500
 IMAGE_BLOCK = 256
 
@@ -135,7 +141,7 @@ def _flat_gradients(
 def _image_gradients(
     steps: Sequence[Step], weights: Tensor, batches: Sequence[Batch], rows: Tensor
 ) -> None:
-    """Batch after batch in small blocks, since convolutions gain nothing from more at once."""
+    """Batch after batch: at these sizes a convolution gains nothing from more images at once."""
     spans = [span for step in steps if isinstance(step, Affine) for span in step.spans()]
     rows.zero_()
     for (x, y), row in zip(batches, rows, strict=True):

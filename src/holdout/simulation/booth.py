@@ -5,7 +5,7 @@ Both go through `collect_ballots`, so that what the attacker foresees is what wi
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cache, cached_property, partial
 
 import torch
 from torch import Tensor
@@ -92,6 +92,9 @@ class Judges:
     ) -> None:
         self._groups = [_Group(workers, score) for workers in (honest, byzantine) if workers]
 
+    def __contains__(self, voter: WorkerId) -> bool:
+        return any(voter in group.places for group in self._groups)
+
     def sheet(self, ids: Sequence[ProposalId], losses: Callable[[HoldoutScores], Tensor]) -> Sheet:
         """Look-up of the proposals' losses, computed for a group of voters on first use."""
         tables: dict[int, list[list[float]]] = {}
@@ -145,27 +148,11 @@ class DeployedVote:
         self, base: Tensor, direction: Tensor, strengths: Sequence[float]
     ) -> Iterator[bool]:
         """For each strength: whether the vote would select the lie."""
-        if not self.booth.terms.bound and self.booth.terms.gate is None:
-            # Full ballots look at ranks alone, so a lie that passes when ranked last by every
-            # honest voter passes at any strength. In most draws there are liars enough for that.
-            # (Not if a Byzantine voter's ballot depends on the loss too: then nothing is certain.)
-            sheet = self._sheet(
-                torch.stack(list(self.honest.values())),
-                lambda scores: torch.full((len(scores.current), 1), torch.inf),
-            )
-            liars_asked: list[WorkerId] = []
-
-            def worst(voter: WorkerId) -> tuple[Mapping[ProposalId, float], float]:
-                if voter in self.booth.byzantine:
-                    liars_asked.append(voter)
-                return sheet(voter)
-
-            if self._passes(worst) and not liars_asked:
-                yield from [True] * len(strengths)
-                return
+        if self._passes_at_any_strength():
+            yield from [True] * len(strengths)
+            return
         lengths = _lengths(base, direction, strengths)
-        norms = [norm(update) for update in self.honest.values()]
-        radii = [self._radius(norms, length) for length in lengths]
+        radii = [self._radius(length) for length in lengths]
         scales = [
             1.0 if radius is None or length <= radius else radius / length
             for length, radius in zip(lengths, radii, strict=True)
@@ -174,47 +161,85 @@ class DeployedVote:
         coefficients = torch.tensor(
             [[scale, scale * s] for scale, s in zip(scales, strengths, strict=True)]
         )
-        lies: dict[tuple[int, int], Tensor] = {}
 
-        def lie_losses(scores: HoldoutScores, place: int) -> Tensor:
-            batch, within = divmod(place, BATCH)
-            key = (id(scores), batch)
-            if key not in lies:
-                tried = coefficients[batch * BATCH : (batch + 1) * BATCH]
-                lies[key] = scores.combination_losses(line, tried)
-            return lies[key][:, within : within + 1]
+        @cache
+        def lie_losses(scores: HoldoutScores, batch: int) -> Tensor:
+            tried = coefficients[batch * BATCH : (batch + 1) * BATCH]
+            return scores.combination_losses(line, tried)
 
+        honest_losses = cache(self._honest_losses)
         for place, radius in enumerate(radii):
-            honest = torch.stack(
-                [
-                    shrink(update, length, radius)
-                    for update, length in zip(self.honest.values(), norms, strict=True)
-                ]
+            batch, within = divmod(place, BATCH)
+            yield self._passes(
+                self._sheet(
+                    partial(honest_losses, radius=radius),
+                    partial(_column, losses=partial(lie_losses, batch=batch), place=within),
+                )
             )
-            yield self._passes(self._sheet(honest, partial(lie_losses, place=place)))
 
-    def _radius(self, norms: list[float], length: float) -> float | None:
+    def _passes_at_any_strength(self) -> bool:
+        """Whether full ballots select the lie even if every honest voter ranks it last.
+
+        They look at ranks alone, so the lie then passes at any strength; most draws hold liars
+        enough for that. (If a Byzantine voter's ballot depends on losses, nothing is certain.)
+        """
+        if self.booth.terms.bound or self.booth.terms.gate is not None:
+            return False
+        sheet = self._sheet(
+            lambda scores: self._honest_losses(scores, None),
+            lambda scores: torch.full((len(scores.current), 1), torch.inf),
+        )
+        liars_asked: list[WorkerId] = []
+
+        def worst(voter: WorkerId) -> tuple[Mapping[ProposalId, float], float]:
+            if voter in self.booth.byzantine:
+                liars_asked.append(voter)
+            return sheet(voter)
+
+        return self._passes(worst) and not liars_asked
+
+    @cached_property
+    def _norms(self) -> list[float]:
+        return [norm(update) for update in self.honest.values()]
+
+    def _radius(self, length: float) -> float | None:
         if not self.booth.terms.bound:
             return None
-        return bound_radius([*norms, *[length] * len(self.copies)], previous=self.previous_radius)
+        lengths = [*self._norms, *[length] * len(self.copies)]
+        return bound_radius(lengths, previous=self.previous_radius)
 
-    def _sheet(self, honest: Tensor, lie: Callable[[HoldoutScores], Tensor]) -> Sheet:
-        ids = [*self.honest, *self.copies]
+    def _honest_losses(self, scores: HoldoutScores, radius: float | None) -> Tensor:
+        if not self.honest:
+            return torch.empty(len(scores.current), 0, dtype=torch.float64)
+        updates = zip(self.honest.values(), self._norms, strict=True)
+        return scores.losses(torch.stack([shrink(u, length, radius) for u, length in updates]))
+
+    def _sheet(
+        self, honest: Callable[[HoldoutScores], Tensor], lie: Callable[[HoldoutScores], Tensor]
+    ) -> Sheet:
         return self.judges.sheet(
-            ids,
+            [*self.honest, *self.copies],
             lambda scores: torch.cat(
-                [scores.losses(honest), lie(scores).expand(-1, len(self.copies))], dim=1
+                [honest(scores), lie(scores).expand(-1, len(self.copies))], dim=1
             ),
         )
 
     def _passes(self, sheet: Sheet) -> bool:
         terms, voters = self.booth.terms, self.booth.voters
         ids = tuple(sorted([*self.honest, *self.copies]))
-        sent = self.booth.collect_ballots(ids, frozenset(self.copies), sheet)
+        # Workers of the user's own kind do not tell their losses: they are taken for silent.
+        silent = {voter: None for voter in voters if voter not in self.judges}
+        sent = self.booth.collect_ballots(ids, frozenset(self.copies), sheet, others=silent)
         ballots = terms.admit(sent, voters=voters, proposals=ids)
         quorum = terms.quorum(drawn=len(voters), valid=len(ballots.valid))
         selected = set(tally(ballots.valid, quorum=quorum)).intersection(self.copies)
         return len(selected) == len(self.copies) if self.passing == "all" else bool(selected)
+
+
+def _column(
+    scores: HoldoutScores, *, losses: Callable[[HoldoutScores], Tensor], place: int
+) -> Tensor:
+    return losses(scores)[:, place : place + 1]
 
 
 def _lengths(base: Tensor, direction: Tensor, strengths: Sequence[float]) -> list[float]:

@@ -15,7 +15,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from holdout.attacks import Attack, BallotAttack, Deployed, DeployedRule, Lie, View
+from holdout.attacks import (
+    Attack,
+    BallotAttack,
+    BallotView,
+    Deployed,
+    DeployedRule,
+    Lie,
+    View,
+)
 from holdout.config import Config
 from holdout.errors import HoldoutError, PluginError
 from holdout.ids import ProposalId, RoundNumber, WorkerId
@@ -136,19 +144,16 @@ class _Round:
         judges = self._judges(self.committee.voters)
         gamma = None
         if self.coalition and self.curve.act is not None:
-            lie = self._lie(honest, judges)
-            gamma = lie.gamma
-            for place, update in zip(
-                sorted(self.coalition), _sent(lie, len(self.coalition)), strict=False
-            ):
+            sent, gamma = self._lie(honest, judges)
+            for place, update in zip(sorted(self.coalition), sent, strict=False):
                 received[place] = update
         admitted = admit_proposals(received, dimension=dimension)
         if self.terms is None:
             return self._apply_rule(admitted), admitted, gamma, self.state.radius
-        radius = self.state.radius
+        bounded, radius = admitted, self.state.radius
         if self.terms.bound:
-            admitted, radius = bound_updates(admitted, previous_radius=radius)
-        return self._vote(self.terms, admitted, judges), admitted, gamma, radius
+            bounded, radius = bound_updates(admitted, previous_radius=radius)
+        return self._vote(self.terms, bounded, judges), admitted, gamma, radius
 
     def step(self, decision: Decision, radius: float | None, admitted: AdmittedProposals) -> State:
         """w_{t+1} = w_t - eta_t * v_t, with the server's momentum if it has one."""
@@ -206,7 +211,10 @@ class _Round:
             learning_rate=self.learning_rate,
         )
 
-    def _lie(self, honest: Mapping[ProposalId, Tensor], judges: Judges) -> Lie:
+    def _lie(
+        self, honest: Mapping[ProposalId, Tensor], judges: Judges
+    ) -> tuple[list[object], float | None]:
+        """What the coalition's proposers send, and the strength of it if it has one."""
         own: list[Tensor] = []
 
         def own_updates() -> Tensor:
@@ -243,8 +251,10 @@ class _Round:
         )
         act = self.curve.act
         assert act is not None  # noqa: S101
-        lie = _guard(f"attack {self.curve.attack!r}", lambda: act(view))
-        return lie if isinstance(lie, Lie) else Lie(lie)
+        name = f"attack {self.curve.attack!r}"
+        made = _guard(name, lambda: act(view))
+        lie = made if isinstance(made, Lie) else Lie(made)
+        return _sent(name, lie, view.count), lie.gamma
 
     def _knowledge(
         self,
@@ -290,6 +300,8 @@ class _Round:
                 f"{name} must return a tensor of shape {tuple(self.state.weights.shape)}; "
                 f"got {_describe(decision.update)}"
             )
+        if decision.update is not None:
+            decision = replace(decision, update=decision.update.detach().float())
         return decision
 
     def _vote(self, terms: Terms, admitted: AdmittedProposals, judges: Judges) -> Decision:
@@ -325,7 +337,7 @@ class _Round:
             terms=terms,
             voters=self.committee.voters,
             byzantine=self.byzantine,
-            ballot_attack=self.curve.ballot_attack,
+            ballot_attack=partial(_guarded_ballot, self.curve.ballot_attack),
             seed=self.federation.seed,
             round_number=self.number,
         )
@@ -420,8 +432,13 @@ def _evaluate(
     )
 
 
-def _sent(lie: Lie, count: int) -> list[object]:
+def _sent(attack: str, lie: Lie, count: int) -> list[object]:
     """What each Byzantine proposer sends: its own row, or the vector that all send."""
+    if not isinstance(lie.updates, Tensor | Sequence):
+        raise PluginError(
+            f"{attack} must return a tensor, or one tensor or None for each of the {count} "
+            f"proposers; got {_describe(lie.updates)}"
+        )
     if isinstance(lie.updates, Tensor) and lie.updates.ndim < 2:  # noqa: PLR2004
         return [lie.updates] * count
     return list(lie.updates)
@@ -444,6 +461,11 @@ def _attempt(action: Callable[[], Any]) -> Any:
         return action()
     except Exception:  # noqa: BLE001
         return None
+
+
+def _guarded_ballot(ballot_attack: BallotAttack, view: BallotView) -> Sequence[ProposalId]:
+    ballot: Sequence[ProposalId] = _guard("the attack on ballots", lambda: ballot_attack(view))
+    return ballot
 
 
 def _guard(what: str, action: Callable[[], Any]) -> Any:
