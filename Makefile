@@ -12,11 +12,11 @@ run: $(READY)  ## The demo: HoldOut SGD against Krum and others, under attack, o
 
 test: $(READY)  ## Everything CI runs: lint, types, import contracts, all tests.
 	@$(MAKE) --no-print-directory lint
-	$(BIN)/python -m pytest -q
+	$(BIN)/python -m pytest -q -n auto
 
 check: $(READY)  ## The developer's loop: the same without the slow tests.
 	@$(MAKE) --no-print-directory lint
-	$(BIN)/python -m pytest -q -m "not slow"
+	$(BIN)/python -m pytest -q -n auto -m "not slow"
 
 .PHONY: lint
 lint: $(READY)

@@ -11,7 +11,8 @@ from bench.measure import Row
 from holdout import workers
 from holdout.data.datasets import Dataset, load
 from holdout.experiments.plan import Own, make_plan
-from holdout.simulation.central import first_state, run_round
+from holdout.simulation.central import run_round
+from holdout.simulation.stage import first_state
 
 WARM_UP, MEASURED = 2, 5
 SCORERS = ("sample_losses", "combination_losses")

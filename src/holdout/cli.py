@@ -8,6 +8,7 @@ else. What is slow to import (torch above all) is imported by the command that n
 import argparse
 import contextlib
 import os
+import shlex
 import sys
 from collections.abc import Iterator, Sequence
 from fractions import Fraction
@@ -169,7 +170,7 @@ def _report(options: argparse.Namespace) -> None:
 
     for folder in options.folders:
         page = write_report(folder)
-        _print_table(final_table(read_run(folder).rounds), folder.name)
+        _print_table(final_table(read_run(folder).rounds), folder.resolve().name)
         print(f"report: {page}")
 
 
@@ -184,7 +185,7 @@ def _run(options: argparse.Namespace) -> None:
     else:
         values = _demo_values()
     values = config.apply_settings(values, options.settings)
-    # Before torch is loaded: a typing mistake should not take seconds to find.
+    # Mistakes are reported by the run, together with those that only it can find.
     parsed = config.parse(values)
     if folder is None:
         name = parsed.config.experiment.name
@@ -193,7 +194,7 @@ def _run(options: argparse.Namespace) -> None:
             if options.resume
             else results.free_path(Path("runs"), name)
         )
-    with _say_how_to_resume(folder, options):
+    with _say_how_to_resume(folder):
         result = _run_watched(values, folder, resume=options.resume)
     for note in result.notes:
         print(f"note: {note}", file=sys.stderr)
@@ -208,18 +209,17 @@ def _demo_values() -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def _say_how_to_resume(folder: Path, options: argparse.Namespace) -> Iterator[None]:
+def _say_how_to_resume(folder: Path) -> Iterator[None]:
     from holdout.results import CONFIG
 
     try:
         yield
     except KeyboardInterrupt:
         if (folder / CONFIG).exists():
-            config = f"{options.config} " if options.config else ""
-            settings = "".join(f"--set {s} " for s in options.settings)
+            # The folder holds its config, so nothing else needs to be said again.
+            command = shlex.join(["holdout", "run", "--out", str(folder), "--resume"])
             print(
-                f"\nEverything done so far is kept. Go on with:\n"
-                f"  holdout run {config}{settings}--out {folder} --resume",
+                f"\nEverything done so far is kept. Go on with:\n  {command}",
                 file=sys.stderr,
             )
         raise
@@ -243,7 +243,7 @@ def _run_watched(values: dict[str, Any], folder: Path, *, resume: bool) -> "Resu
     )
 
     bar = Progress(
-        TextColumn("{task.description}"),
+        TextColumn("{task.description}", markup=False),
         BarColumn(),
         TextColumn("{task.percentage:3.0f} %"),
         TimeElapsedColumn(),
@@ -290,9 +290,9 @@ def _print_table(rows: Sequence[Any], title: str) -> None:
     from rich.table import Table
 
     table = Table(title=f"Test accuracy at the end ({title})", title_justify="left")
-    table.add_column("rule")
-    for column in ("without attack", "under attack", "drop", "lies accepted\nper round"):
-        table.add_column(column, justify="right")
+    table.add_column("rule", no_wrap=True)
+    for column in ("without attack", "under attack", "drop"):
+        table.add_column(column, justify="right", no_wrap=True)
     for row in rows:
         accuracy = "-" if row.accuracy is None else f"{100 * row.accuracy:.1f} %"
         if row.accuracy is not None and row.spread is not None:
@@ -305,8 +305,6 @@ def _print_table(rows: Sequence[Any], title: str) -> None:
             accuracy if unattacked else "",
             "" if unattacked else accuracy,
             "" if unattacked or row.drop is None else f"{row.drop:.1f} points",
-            ""
-            if unattacked or row.byzantine_accepted_per_round is None
-            else f"{row.byzantine_accepted_per_round:.1f}",
         )
-    Console().print(table)
+    # A rule's name is the user's: no part of it is markup.
+    Console(markup=False, emoji=False).print(table)

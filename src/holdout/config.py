@@ -7,8 +7,9 @@ further up: `holdout.experiments.plan` adds those checks to the same list of mis
 
 import difflib
 import math
+import re
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
@@ -37,14 +38,16 @@ def read_share(value: object) -> Fraction | int:
     >>> read_share(0.33), read_share("1/3"), read_share("33"), read_share(33)
     (Fraction(33, 100), Fraction(1, 3), 33, 33)
     """
+    refusal = ValueError('must be a share such as 0.33 or "1/3", or a whole number of workers')
     if isinstance(value, bool) or not isinstance(value, int | float | str | Fraction):
-        raise ValueError('must be a share such as 0.33 or "1/3", or a whole number of workers')  # noqa: TRY004
+        raise refusal
+    # An exponent of many digits would keep the exact arithmetic busy for hours.
+    if isinstance(value, str) and re.search(r"e[-+]?[0-9_]{4}", value.lower()):
+        raise refusal
     try:
         share = Fraction(repr(value)) if isinstance(value, float) else Fraction(value)
     except (ValueError, ZeroDivisionError):
-        raise ValueError(
-            'must be a share such as 0.33 or "1/3", or a whole number of workers'
-        ) from None
+        raise refusal from None
     if share < 0:
         raise ValueError("must not be negative")
     if share < 1:
@@ -65,6 +68,27 @@ def write_share(share: Fraction | int) -> float | int | str:
 def byzantine_count(share: Fraction | int, workers: int) -> int:
     """How many of the workers are Byzantine: floor(share * n), or the number itself."""
     return share if isinstance(share, int) else math.floor(share * workers)
+
+
+def _plain(value: object) -> object:
+    """A value that TOML and JSON can both hold; NaN and infinity are none."""
+    match value:
+        case bool() | int() | str():
+            return value
+        case float() if math.isfinite(value):
+            return value
+        case list():
+            return [_plain(item) for item in value]
+        case dict() if all(isinstance(key, str) for key in value):
+            return {key: _plain(item) for key, item in value.items()}
+    raise ValueError("must be text, a finite number, true, false, or a list or table of these")
+
+
+def _whole(value: object) -> object:
+    """Python takes True and 1.0 for 1; we do not."""
+    if type(value) is not int:
+        raise ValueError("must be a whole number")
+    return value
 
 
 Share = Annotated[
@@ -104,7 +128,7 @@ class Experiment(Section):
     """Test accuracy is measured so often, and always after the last round."""
     baseline: bool = True
     """Also run the mean without attack: the upper bound."""
-    threads: Annotated[int, Field(ge=0)] = 0
+    threads: Annotated[int, Field(ge=0, le=1024)] = 0
     """Of torch; 0: one per core. Too many are far slower on shared cores."""
 
 
@@ -187,12 +211,13 @@ class Attack(Section):
     """What Byzantine workers do; an attack's own parameters are further keys."""
 
     model_config = ConfigDict(extra="allow")
+    __pydantic_extra__: dict[str, Annotated[Any, BeforeValidator(_plain)]]
 
     name: Name = "alie"
     gamma: Annotated[float, Field(ge=0)] | Literal["adaptive", "krum"] = "adaptive"
     gamma_max: Annotated[float, Field(ge=0)] = 30.0
     passing: Literal["any", "all"] = "any"
-    direction: Literal[1, -1] = 1
+    direction: Annotated[Literal[1, -1], BeforeValidator(_whole)] = 1
     knowledge: Literal["omniscient", "coalition", "last-round"] = "omniscient"
     voters: Name = "coalition"
 
@@ -251,12 +276,15 @@ def parse(values: Mapping[str, Any]) -> Parsed:
     except ValidationError as error:
         for detail in error.errors():
             # A union reports once for each alternative: the first two parts name the key.
-            key = ".".join(str(part) for part in detail["loc"][:2])
+            section, *names = (str(part) for part in detail["loc"][:2])
+            key = ".".join([section, *names])
             if key not in wrong:
-                problems.append(_describe(detail, key, remaining))
+                problems.append(_describe(detail, section, names, remaining))
             wrong.add(key)
-        for key in sorted(wrong):
-            _drop(remaining, key)
+            if names and isinstance(remaining.get(section), dict):
+                remaining[section].pop(names[0], None)
+            else:
+                remaining.pop(section, None)
         config = Config.model_validate(remaining)
     problems.extend(
         message
@@ -317,6 +345,8 @@ def _relations(config: Config) -> list[tuple[tuple[str, ...], bool, str]]:
     workers, proposers, voters = federation.workers, federation.proposers, federation.voters
     rules, seeds = config.experiment.rules, config.experiment.seeds
     drawn = ("federation.proposers", "federation.voters", "federation.workers")
+    majorities = (proposers // 2 + 1, voters // 2 + 1)
+    honest_needed = sum(majorities) if federation.disjoint else max(majorities)
     return [
         (
             ("experiment.rules",),
@@ -343,13 +373,22 @@ def _relations(config: Config) -> list[tuple[tuple[str, ...], bool, str]]:
         (
             ("federation.byzantine", "federation.workers"),
             federation.byzantine_workers <= workers,
-            f"federation.byzantine = {federation.byzantine}: at most the {workers} workers",
+            f"federation.byzantine = {write_share(federation.byzantine)}: at most the "
+            f"{workers} workers",
         ),
         (
             ("federation.assumed_byzantine", "federation.workers"),
             federation.f < Fraction(1, 2),
             f"federation.assumed_byzantine = {write_share(federation.assumed_byzantine)}: the "
             f"assumed share f must be below 1/2; got f = {write_share(federation.f)}",
+        ),
+        (
+            (*drawn, "federation.disjoint", "federation.byzantine"),
+            not federation.redraw_until_honest_majority
+            or workers - federation.byzantine_workers >= honest_needed,
+            f"federation.redraw_until_honest_majority = true: an honest majority of proposers and "
+            f"of voters needs {honest_needed} honest workers; got federation.workers = {workers}, "
+            f"federation.byzantine = {write_share(federation.byzantine)}",
         ),
         (
             ("training.batch_size", "data.samples_per_worker"),
@@ -372,41 +411,40 @@ def _relations(config: Config) -> list[tuple[tuple[str, ...], bool, str]]:
     ]
 
 
-def _describe(detail: ErrorDetails, key: str, values: Mapping[str, Any]) -> str:
-    if detail["type"] == "extra_forbidden":
-        return f"{key}: unknown key{_suggest(key)}"
-    value: Any = values
-    for part in key.split("."):
-        value = value[part] if isinstance(value, Mapping) and part in value else detail["input"]
-    message = detail["msg"].removeprefix("Value error, ")
-    message = message.replace("Input should", "must").replace("should", "must")
-    if detail["type"] in {"model_type", "model_attributes_type"}:
-        message = "must be a section"
-    elif detail["type"] == "string_pattern_mismatch":
-        message = "must be letters, digits, '.', '_' and '-', starting with a letter or digit"
-    elif key == "attack.gamma":
-        message = 'must be a number that is not negative, "adaptive" or "krum"'
+def _describe(
+    detail: ErrorDetails, section: str, names: Sequence[str], values: Mapping[str, Any]
+) -> str:
+    key = ".".join([section, *names])
+    value = values.get(section, detail["input"])
+    for name in names:
+        value = value[name] if isinstance(value, Mapping) and name in value else detail["input"]
+    message = detail["msg"].removeprefix("Value error, ").replace("Input should", "must")
+    match detail["type"]:
+        case "extra_forbidden":
+            given = f" = {value!r}" if names else ""
+            return f"{key}{given}: unknown key{_suggest(section, names)}"
+        case "model_type" | "model_attributes_type":
+            message = "must be a section"
+        case "too_short" | "string_too_short":
+            message = "must not be empty"
+        case "string_pattern_mismatch":
+            message = "must be letters, digits, '.', '_' and '-', starting with a letter or digit"
+        case _ if key == "attack.gamma":
+            message = 'must be a number that is not negative, "adaptive" or "krum"'
     return f"{key} = {value!r}: {message}"
 
 
-def _suggest(key: str) -> str:
-    section, _, name = key.rpartition(".")
-    owner = Config.model_fields[section].annotation if section in Config.model_fields else Config
-    fields = owner.model_fields if isinstance(owner, type) and issubclass(owner, Section) else {}
-    close = difflib.get_close_matches(name, list(fields), n=1)
+def _suggest(section: str, names: Sequence[str]) -> str:
+    fields: Mapping[str, Any] = Config.model_fields
+    if names:
+        owner = fields[section].annotation
+        assert issubclass(owner, Section)  # noqa: S101
+        fields = owner.model_fields
+    close = difflib.get_close_matches(names[0] if names else section, list(fields), n=1)
     if close:
         return f"; did you mean {close[0]!r}?"
     return f"; there are {', '.join(fields)}"
 
 
-def _drop(values: dict[str, Any], key: str) -> None:
-    section, _, name = key.partition(".")
-    inner = values.get(section)
-    if name and isinstance(inner, dict):
-        inner.pop(name, None)
-    else:
-        values.pop(section, None)
-
-
 def _deep_copy(values: Mapping[str, Any]) -> dict[str, Any]:
-    return {k: _deep_copy(v) if isinstance(v, Mapping) else v for k, v in values.items()}
+    return {str(k): _deep_copy(v) if isinstance(v, Mapping) else v for k, v in values.items()}

@@ -8,7 +8,7 @@
 
 A file appears whole or not at all: it is written under a temporary name, synced and renamed. The
 exception is `results.jsonl`, which grows; a checkpoint states how much of it is good, and resuming
-cuts off the rest. A lock keeps a second process out.
+cuts off the rest, once all is known to fit. A lock keeps a second process out.
 """
 
 import fcntl
@@ -18,9 +18,8 @@ import json
 import math
 import os
 import tomllib
-import zipfile
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -126,7 +125,9 @@ class RunFolder:
         buffer = io.BytesIO()
         header = np.frombuffer(to_json(meta).encode(), np.uint8)
         np.savez(buffer, allow_pickle=False, **{"meta": header, **checkpoint.arrays})
-        write_atomic(self.path / CHECKPOINT, buffer.getvalue())
+        content = buffer.getvalue()
+        # A zip's own checksums leave its headers out.
+        write_atomic(self.path / CHECKPOINT, content + hashlib.sha256(content).digest())
 
     def write(self, name: str, content: str) -> None:
         """Write a whole file of the folder."""
@@ -140,50 +141,52 @@ class RunFolder:
 @contextmanager
 def create(path: Path, config_toml: str) -> Iterator[RunFolder]:
     """A new run folder; refused if the path is taken by anything but an empty folder."""
-    try:
-        path.mkdir(parents=True, exist_ok=True)
-        if any(path.iterdir()):
-            raise RunFolderError(
-                f"{path} exists and is not empty; choose another --out, or go on with --resume"
-            )
-        with _lock(path):
+    with ExitStack() as stack:
+        with _explained(path):
+            path.mkdir(parents=True, exist_ok=True)
+            if any(path.iterdir()):
+                raise RunFolderError(
+                    f"{path} exists and is not empty; choose another --out, or go on with --resume"
+                )
+            stack.enter_context(_lock(path))
             (path / CHECKPOINT).parent.mkdir()
             write_atomic(path / ROUNDS, b"")
             # Last, since a folder with a config counts as a run.
             write_atomic(path / CONFIG, config_toml.encode())
-            folder = RunFolder(path)
-            try:
-                yield folder
-            finally:
-                folder.close()
-    except (NotADirectoryError, FileExistsError) as error:
-        raise RunFolderError(f"{path}: not a folder") from error
-    except PermissionError as error:
-        raise RunFolderError(f"{path}: cannot be written ({error.strerror})") from error
+            folder = stack.enter_context(closing(RunFolder(path)))
+        yield folder
 
 
 @contextmanager
-def resume(path: Path, config: Mapping[str, Any]) -> Iterator[tuple[RunFolder, Checkpoint | None]]:
-    """An existing run folder and where to go on; refused if the config differs or it is damaged."""
+def resume(
+    path: Path,
+    config: Mapping[str, Any],
+    *,
+    check: Callable[[Checkpoint, Sequence[Mapping[str, Any]]], None],
+) -> Iterator[tuple[RunFolder, Checkpoint | None]]:
+    """An existing run folder and where to go on; refused if the config differs or it is damaged.
+
+    `check` sees the checkpoint and the rounds that it vouches for before anything is changed.
+    """
     stored = read_config(path)
     if stored != config:
         raise RunFolderError(
             f"{path} holds a run of another config: {_differences(stored, config)}; "
             f"a resumed run must have the same"
         )
-    try:
-        with _lock(path):
+    with ExitStack() as stack:
+        with _explained(path):
+            stack.enter_context(_lock(path))
             checkpoint = _read_checkpoint(path)
+            length = checkpoint.meta["results_bytes"] if checkpoint else 0
             with (path / ROUNDS).open("r+b") as file:
+                if checkpoint:
+                    check(checkpoint, _read_rounds(path, file.read(length)))
                 # Lines past the checkpoint are done again, with the same result.
-                file.truncate(checkpoint.meta["results_bytes"] if checkpoint else 0)
-            folder = RunFolder(path)
-            try:
-                yield folder, checkpoint
-            finally:
-                folder.close()
-    except PermissionError as error:
-        raise RunFolderError(f"{path}: cannot be written ({error.strerror})") from error
+                file.truncate(length)
+            (path / CHECKPOINT).parent.mkdir(exist_ok=True)
+            folder = stack.enter_context(closing(RunFolder(path)))
+        yield folder, checkpoint
 
 
 def free_path(parent: Path, name: str) -> Path:
@@ -217,21 +220,10 @@ def read_run(path: Path) -> Run:
     """A run folder's config and rounds; a last line that was cut off is left out."""
     config = read_config(path)
     try:
-        lines = (path / ROUNDS).read_bytes().splitlines(keepends=True)
+        content = (path / ROUNDS).read_bytes()
     except OSError as error:
         raise RunFolderError(f"{path / ROUNDS} cannot be read: {error.strerror}") from error
-    rounds = []
-    for number, line in enumerate(lines, start=1):
-        if number == len(lines) and not line.endswith(b"\n"):
-            break
-        try:
-            record = json.loads(line)
-        except ValueError:
-            record = None
-        if not isinstance(record, dict):
-            raise RunFolderError(f"{path / ROUNDS}, line {number}: not a JSON object")
-        rounds.append(record)
-    return Run(path, config, rounds)
+    return Run(path, config, _read_rounds(path, content))
 
 
 def summarise(
@@ -270,9 +262,38 @@ def _summarise_curve(
     }
 
 
+def _read_rounds(path: Path, content: bytes) -> list[Mapping[str, Any]]:
+    lines = content.splitlines(keepends=True)
+    rounds: list[Mapping[str, Any]] = []
+    for number, line in enumerate(lines, start=1):
+        if number == len(lines) and not line.endswith(b"\n"):
+            break
+        try:
+            record = json.loads(line)
+        except ValueError:
+            record = None
+        if not isinstance(record, dict):
+            raise RunFolderError(f"{path / ROUNDS}, line {number}: not a JSON object")
+        rounds.append(record)
+    return rounds
+
+
+@contextmanager
+def _explained(path: Path) -> Iterator[None]:
+    """What the disk refuses while a run folder is opened becomes a message to the user."""
+    try:
+        yield
+    except (NotADirectoryError, FileExistsError) as error:
+        raise RunFolderError(f"{path}: not a folder") from error
+    except OSError as error:
+        raise RunFolderError(
+            f"{error.filename or path}: cannot be used ({error.strerror})"
+        ) from error
+
+
 @contextmanager
 def _lock(path: Path) -> Iterator[None]:
-    with (path / LOCK).open("w") as file:
+    with (path / LOCK).open("a") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -285,28 +306,45 @@ def _read_checkpoint(path: Path) -> Checkpoint | None:
     if not file.exists():
         return None
     try:
-        with np.load(file, allow_pickle=False) as arrays:
-            content = {name: arrays[name] for name in arrays.files}
-        meta = json.loads(content.pop("meta").tobytes())
+        content, digest = _split(file.read_bytes())
+        if hashlib.sha256(content).digest() != digest:
+            raise ValueError("its checksum is wrong")  # noqa: TRY301
+        with np.load(io.BytesIO(content), allow_pickle=False) as arrays:
+            found = {name: arrays[name] for name in arrays.files}
+        meta = json.loads(found.pop("meta").tobytes())
         expected, length = meta["results_sha256"], meta["results_bytes"]
         if meta["schema"] != SCHEMA or not isinstance(length, int):
             raise ValueError("unknown schema")  # noqa: TRY301
         with (path / ROUNDS).open("rb") as rounds:
-            found = hashlib.sha256(rounds.read(length)).hexdigest()
-    except (OSError, ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile) as error:
+            actual = hashlib.sha256(rounds.read(length)).hexdigest()
+    except (OSError, ValueError, KeyError, TypeError, EOFError) as error:
         raise RunFolderError(f"{file} is damaged ({error}); the run cannot be resumed") from error
-    if found != expected:
+    if actual != expected:
         raise RunFolderError(f"{path / ROUNDS} is not what {CHECKPOINT} was written for")
-    return Checkpoint(meta, content)
+    return Checkpoint(meta, found)
+
+
+def _split(content: bytes) -> tuple[bytes, bytes]:
+    """A checkpoint's arrays, and the SHA-256 that follows them."""
+    size = hashlib.sha256().digest_size
+    return content[:-size], content[-size:]
 
 
 def _differences(stored: Mapping[str, Any], given: Mapping[str, Any]) -> str:
-    found: list[str] = []
-    for section in sorted({*stored, *given}):
-        old, new = stored.get(section, {}), given.get(section, {})
-        found.extend(
-            f"{section}.{key} was {old.get(key)!r}, is {new.get(key)!r}"
-            for key in sorted({*old, *new})
-            if old.get(key) != new.get(key)
-        )
-    return "; ".join(found)
+    old, new = _flat(stored), _flat(given)
+    return "; ".join(
+        f"{key} was {old.get(key)!r}, is {new.get(key)!r}"
+        for key in sorted({*old, *new})
+        if old.get(key) != new.get(key)
+    )
+
+
+def _flat(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The values by "section.key"."""
+    flat: dict[str, Any] = {}
+    for section, values in config.items():
+        if isinstance(values, Mapping):
+            flat |= {f"{section}.{key}": value for key, value in values.items()}
+        else:
+            flat[section] = values
+    return flat

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from holdout.errors import InfeasibleError
 from holdout.ids import ProposalId, WorkerId
-from holdout.rules import RULES, Rule, krum_choice, mean, multi_krum_choice
+from holdout.rules import Rule, krum_choice, mean, multi_krum_choice
 from holdout.voting import Ballot, Selection, Terms, bound_radius, tally
 
 
@@ -43,6 +43,7 @@ class ProposalFault(StrEnum):
 
     MISSING = "missing"
     MISSHAPEN = "misshapen"
+    """Not a vector of d floats."""
     NOT_FINITE = "not-finite"
 
 
@@ -127,7 +128,7 @@ def _read(update: object, dimension: int) -> Tensor | ProposalFault:
     if not isinstance(update, Tensor) or not plain or update.shape != (dimension,):
         return ProposalFault.MISSHAPEN
     if not update.is_floating_point():
-        return ProposalFault.NOT_FINITE
+        return ProposalFault.MISSHAPEN
     # Only then: what float64 holds may be too large for float32.
     numbers = update.detach().float()
     return numbers if numbers.isfinite().all() else ProposalFault.NOT_FINITE
@@ -197,8 +198,7 @@ def apply_rule(admitted: AdmittedProposals, rule: Rule, *, name: str, f: int) ->
         return Decision(Outcome.NO_PROPOSALS)
     updates = admitted.stacked()
     try:
-        # A rule of the user's own may bear a built-in one's name.
-        if name not in CHOICES or rule is not RULES[name]:
+        if name not in CHOICES:
             return Decision(Outcome.STEP, update=rule(updates, f=f))
         chosen = list(CHOICES[name](updates, f))
     except InfeasibleError:

@@ -7,8 +7,10 @@ work is done together in large matrix products: `propose_together` for the gradi
 """
 
 import hashlib
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Protocol
 
 import torch
@@ -91,6 +93,8 @@ class HonestWorker:
         terms: Terms,
     ) -> Ballot:
         """Algorithm 2's getVotes."""
+        if not proposals:
+            return Ballot(())
         scores = HoldoutScores(
             [self],
             weights,
@@ -99,7 +103,8 @@ class HonestWorker:
             first_order=terms.first_order,
         )
         losses = scores.losses(torch.stack(list(proposals.values())))[0].tolist()
-        return terms.cast(dict(zip(proposals, losses, strict=True)), current_loss=scores.current[0])
+        current = scores.current[0] if terms.needs_current_loss else math.inf
+        return terms.cast(dict(zip(proposals, losses, strict=True)), current_loss=current)
 
     def batches(self, round_number: RoundNumber) -> list[tuple[Tensor, Tensor]]:
         """The mini-batches of this round, one a local step."""
@@ -173,8 +178,17 @@ class HoldoutScores:
             self._own_gradients = gradients(self._voters[0].model, weights, samples).double()
         else:
             self._pools = _pool(self._voters, rows)
-        # First-order scores are differences to the current model, so its own score is 0.
-        self.current: list[float] = self.losses(torch.zeros_like(weights)[None])[:, 0].tolist()
+
+    @property
+    def voter_count(self) -> int:
+        """How many voters these are."""
+        return len(self._voters)
+
+    @cached_property
+    def current(self) -> list[float]:
+        """Each voter's loss of the current model; 0 for first-order scores, which are changes."""
+        losses: list[float] = self.losses(torch.zeros_like(self._weights)[None])[:, 0].tolist()
+        return losses
 
     def losses(self, updates: Tensor) -> Tensor:
         """(voters, updates) of float64; what is not finite comes out as infinite."""

@@ -323,8 +323,8 @@ def test_an_own_loader_may_return_four_arrays_tensors_or_lists(own_module):
 @pytest.mark.parametrize(
     ("body", "message"),
     [
-        ("return 5", r"must return a Dataset or \(x_train, .*; got int"),
-        ("return 1, 2, 3", "must return a Dataset .*; got tuple"),
+        ("return 5", r"must be a Dataset or \(x_train, .*; got int"),
+        ("return 1, 2, 3", "must be a Dataset .*; got tuple"),
         ("raise KeyError('x')", "the loader raised KeyError: 'x'"),
         ("return [[1.0], [1, 2]], [0, 1], [[1.0]], [0]", "x_train cannot be made an array"),
         ("return [['a'], ['b']], [0, 1], [['a']], [0]", "x_train needs numbers"),

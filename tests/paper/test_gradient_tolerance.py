@@ -6,8 +6,11 @@ strongly convex with ALPHA, smooth with BETA = ALPHA + 1/4. Gradient steps of ra
 
 For a voted update j and an honest proposal i that the voter ranks no better, convexity bounds
 L_c(w - eta g_j) from below and smoothness L_c(w - eta g_i) from above; the proposition follows with
-no assumption on g_j. That there is such an i needs at least k honest proposals, not merely a
-majority of them: the paper's proof passes over this, and the last tests are about it.
+no assumption on g_j. Since a ballot holds the k best, the same is true of its average and that of
+all honest proposals, whose expectation is the true gradient's square.
+
+That there is such an i needs at least k honest proposals, not merely a majority of them: the paper
+passes over this, and the last tests are about it.
 """
 
 from fractions import Fraction
@@ -81,36 +84,37 @@ class Poll:
             c: samples[generator.choice(SAMPLES, HOLDOUT, replace=False)]
             for c in self.honest_voters
         }
+        self.slopes = {c: gradient(held, self.w) for c, held in self.held.items()}
+        self.losses = {
+            c: {p: loss(held, self.w - eta * update) for p, update in self.updates.items()}
+            for c, held in self.held.items()
+        }
         ballots = [(c, self._coalition(c, seed)) for c in range(int(F * VOTERS))]
         ballots += [(c, self._ballot(c)) for c in self.honest_voters]
         self.decision = conclude_vote(admitted, ballots, voters=range(VOTERS), terms=terms)
         assert len(self.decision.ballots) == VOTERS
 
-    def loss_after(self, c, p):
-        return loss(self.held[c], self.w - self.eta * self.updates[p])
-
     def inner(self, c, p):
         """<g_p, gradient of L_c>."""
-        return float(self.updates[p] @ gradient(self.held[c], self.w))
+        return float(self.updates[p] @ self.slopes[c])
 
     def votes(self):
         """Each honest voter with each proposal that it voted for."""
         return [(c, j) for c in self.honest_voters for j in self.decision.ballots[c].approved]
 
-    def shortfall(self, c, j):
-        """By how much <g_j, gradient of L_c> misses the proposition for every honest i."""
-        honest = [p for p in self.updates if p not in self.liars]
-        return (
-            min(
-                self.inner(c, i) - BETA * self.eta / 2 * float(self.updates[i] @ self.updates[i])
-                for i in honest
-            )
-            - self.inner(c, j)
-        )
+    def least(self, c, i):
+        """What the proof says <g_j, gradient of L_c> is at least, if i is ranked no better than j.
+
+        With the honest update's own length in the place of G: far tighter.
+        """
+        return self.inner(c, i) - BETA * self.eta / 2 * float(self.updates[i] @ self.updates[i])
+
+    def honest(self):
+        return [p for p in self.updates if p not in self.liars]
 
     def _ballot(self, c):
-        losses = {p: self.loss_after(c, p) for p in self.updates}
-        return self.terms.cast(losses, current_loss=loss(self.held[c], self.w)).approved
+        current = loss(self.held[c], self.w)
+        return self.terms.cast(self.losses[c], current_loss=current).approved
 
     def _coalition(self, c, seed):
         return BALLOT_ATTACKS["coalition"](
@@ -128,9 +132,7 @@ class Poll:
 
 def polls(samples, attack, *, terms, liars):
     return [
-        Poll(
-            samples, attack, terms=terms, liars=liars, distance=distance, eta=eta, seed=seed
-        )
+        Poll(samples, attack, terms=terms, liars=liars, distance=distance, eta=eta, seed=seed)
         for distance in PLACES
         for eta in (0.05, 0.5, 1 / (2 * ALPHA))
         for seed in range(3)
@@ -157,71 +159,56 @@ def test_the_constants_are_those_of_the_problem(samples):
 
 
 @every_attack
-@pytest.mark.parametrize("terms", [Terms.paper(F), Terms(F)], ids=["paper", "hardened"])
-def test_a_voted_update_points_along_the_voters_gradient_like_an_honest_one(
-    samples, attack, terms
-):
+def test_a_voted_update_points_along_the_voters_gradient_like_an_honest_one(samples, attack):
     lies_voted_for = 0
-    for poll in polls(samples, attack, terms=terms, liars=int(F * PROPOSERS)):
-        assert poll.votes()
+    for poll in polls(samples, attack, terms=Terms.paper(F), liars=int(F * PROPOSERS)):
+        assert len(poll.votes()) == 10 * len(poll.honest_voters)
         for c, j in poll.votes():
-            worst = min(poll.inner(c, i) for i in poll.updates if i not in poll.liars)
-            # With the hardened gate a proposal may also pass by not hurting the voter.
-            least = worst - BETA * G**2 * poll.eta / 2
-            assert poll.inner(c, j) >= (min(least, 0) if terms.gate else least) - ROUNDING
-            # The same with each honest update's own length in the place of G: far tighter.
-            if terms.gate is None:
-                assert poll.shortfall(c, j) <= ROUNDING
+            worst = min(poll.inner(c, i) for i in poll.honest())
+            assert poll.inner(c, j) >= worst - BETA * G**2 * poll.eta / 2 - ROUNDING
+            no_better = [i for i in poll.honest() if poll.losses[c][i] >= poll.losses[c][j]]
+            assert no_better
+            assert all(poll.inner(c, j) >= poll.least(c, i) - ROUNDING for i in no_better)
             lies_voted_for += j in poll.liars
     # Attacks that honest voters can be fooled by do put the claim to the test.
     assert lies_voted_for > 0 or attack in {"sign flip", "bomb"}
 
 
 @every_attack
-def test_the_inequality_names_an_honest_proposal_that_the_voter_ranks_no_better(samples, attack):
+def test_an_average_vote_points_along_the_voters_gradient_like_an_average_honest_update(
+    samples, attack
+):
     for poll in polls(samples, attack, terms=Terms.paper(F), liars=int(F * PROPOSERS)):
-        for c, j in poll.votes():
-            no_better = [
-                i
-                for i in poll.updates
-                if i not in poll.liars and poll.loss_after(c, i) >= poll.loss_after(c, j)
-            ]
-            assert no_better
-            for i in no_better:
-                slack = BETA * poll.eta / 2 * float(poll.updates[i] @ poll.updates[i])
-                assert poll.inner(c, j) >= poll.inner(c, i) - slack - ROUNDING
+        for c in poll.honest_voters:
+            voted = [poll.inner(c, j) for j in poll.decision.ballots[c].approved]
+            assert np.mean(voted) >= np.mean([poll.least(c, i) for i in poll.honest()]) - ROUNDING
 
 
 @every_attack
-def test_on_average_votes_follow_the_true_gradient(samples, attack):
-    for distance in PLACES:
-        for eta in (0.05, 0.5):
-            inner, honest, full = [], [], 0.0
-            for seed in range(12):
-                poll = Poll(
-                    samples,
-                    attack,
-                    terms=Terms.paper(F),
-                    liars=int(F * PROPOSERS),
-                    distance=distance,
-                    eta=eta,
-                    seed=seed,
-                )
-                inner += [poll.inner(c, j) for c, j in poll.votes()]
-                honest += [
-                    float(u @ u) for p, u in poll.updates.items() if p not in poll.liars
-                ]
-                true = gradient(samples, poll.w)
-                full += true @ true / 12
-            # The longest honest gradient met is a G that holds here.
-            assert np.mean(inner) >= full - BETA * max(honest) * eta / 2
+@pytest.mark.parametrize("distance", PLACES)
+def test_in_expectation_votes_follow_the_true_gradient(samples, attack, distance):
+    eta, surplus = 0.1, []
+    for seed in range(30):
+        poll = Poll(
+            samples,
+            attack,
+            terms=Terms.paper(F),
+            liars=int(F * PROPOSERS),
+            distance=distance,
+            eta=eta,
+            seed=seed,
+        )
+        true = gradient(samples, poll.w)
+        # The longest honest gradient of the round is a G that holds here.
+        longest = max(float(poll.updates[i] @ poll.updates[i]) for i in poll.honest())
+        promised = true @ true - BETA * longest * eta / 2
+        surplus.append(np.mean([poll.inner(c, j) for c, j in poll.votes()]) - promised)
+    assert np.mean(surplus) >= -3 * np.std(surplus) / np.sqrt(len(surplus))
 
 
 @pytest.mark.parametrize("attack", ["sign flip", "bomb"])
 def test_averaging_everything_does_not_follow_it(samples, attack):
-    poll = Poll(
-        samples, attack, terms=Terms.paper(F), liars=5, distance=8.0, eta=0.05, seed=0
-    )
+    poll = Poll(samples, attack, terms=Terms.paper(F), liars=5, distance=8.0, eta=0.05, seed=0)
     everything = np.mean(list(poll.updates.values()), axis=0)
     true = gradient(samples, poll.w)
     averaged, voted = everything @ true, poll.decision.update.double().numpy() @ true
@@ -245,7 +232,7 @@ def test_a_full_ballot_longer_than_the_honest_proposals_breaks_the_proposition(s
         lies = [(c, j) for c, j in poll.votes() if j in poll.liars]
         assert len(lies) == 2 * len(poll.honest_voters)
         for c, j in lies:
-            worst = min(poll.inner(c, i) for i in poll.updates if i not in poll.liars)
+            worst = min(poll.inner(c, i) for i in poll.honest())
             assert poll.inner(c, j) < worst - BETA * G**2 * poll.eta / 2
         assert poll.liars.intersection(poll.decision.selection)
 
@@ -254,7 +241,9 @@ def test_the_gate_keeps_the_proposition_with_any_honest_majority(samples):
     for attack in ATTACKS:
         for poll in polls(samples, attack, terms=Terms(F), liars=7):
             for c, j in poll.votes():
-                assert poll.shortfall(c, j) <= ROUNDING or poll.inner(c, j) >= -ROUNDING
+                # A proposal may also pass by not hurting the voter: then it does not point back.
+                least = min(0, *(poll.least(c, i) for i in poll.honest()))
+                assert poll.inner(c, j) >= least - ROUNDING
     for poll in overflowing(samples, Terms(F)):
         assert not any(j in poll.liars for _, j in poll.votes())
         assert not poll.liars.intersection(poll.decision.selection)

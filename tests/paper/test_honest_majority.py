@@ -129,9 +129,7 @@ def test_the_tail_is_the_share_of_draws_counted_one_by_one(data, workers):
     byzantine = data.draw(st.integers(0, workers))
     drawn = data.draw(st.integers(0, workers))
     at_least = data.draw(st.integers(0, drawn + 1))
-    tail = hypergeometric_tail(
-        workers=workers, byzantine=byzantine, drawn=drawn, at_least=at_least
-    )
+    tail = hypergeometric_tail(workers=workers, byzantine=byzantine, drawn=drawn, at_least=at_least)
     assert tail == pytest.approx(
         float(exact_tail(workers, byzantine, drawn, at_least)), rel=1e-13, abs=0
     )
@@ -143,9 +141,7 @@ def test_the_tail_agrees_with_scipy(data, workers):
     byzantine = data.draw(st.integers(0, workers))
     drawn = data.draw(st.integers(1, workers))
     at_least = data.draw(st.integers(0, drawn))
-    tail = hypergeometric_tail(
-        workers=workers, byzantine=byzantine, drawn=drawn, at_least=at_least
-    )
+    tail = hypergeometric_tail(workers=workers, byzantine=byzantine, drawn=drawn, at_least=at_least)
     assert tail == pytest.approx(
         float(stats.hypergeom.sf(at_least - 1, workers, byzantine, drawn)), rel=1e-7, abs=1e-12
     )

@@ -13,7 +13,8 @@ from holdout.experiments.plan import Own, make_plan
 from holdout.experiments.runner import run
 from holdout.rounds import Outcome, admit_proposals, conclude_vote
 from holdout.rules import mean
-from holdout.simulation.central import first_state, run_round
+from holdout.simulation.central import run_round
+from holdout.simulation.stage import first_state
 from holdout.voting import Ballot, Gate, Quorum, Terms, tally
 
 below_a_half = st.fractions(0, Fraction(1, 2), max_denominator=100).filter(

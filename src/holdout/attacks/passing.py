@@ -38,31 +38,56 @@ class Line:
         """All updates, n."""
         return len(self.honest) + self.copies
 
+    def at(self, strength: float) -> Tensor:
+        """The lie of this strength."""
+        return self.base + strength * self.direction
+
 
 Prepare = Callable[[Line], Callable[[float], bool]]
 """A line -> for a strength, whether the rule selects the lie."""
 
 
+def _distances(line: Line) -> Callable[[float], Matrix]:
+    """A strength -> the squared distances between all updates, honest ones first."""
+    # Seen from the base, the lie is s * direction: all distances follow from one Gram matrix.
+    gram = centred_gram(torch.cat([line.honest, line.at(1.0)[None]]), line.base)
+    honest = len(line.honest)
+    norms, towards = gram.diagonal(), gram[:honest, honest]
+    between = norms[:honest, None] + norms[None, :honest] - 2 * gram[:honest, :honest]
+
+    def at(strength: float) -> Matrix:
+        distances = np.zeros((line.count, line.count))
+        distances[:honest, :honest] = between
+        to_lie = norms[:honest] - 2 * strength * towards + strength**2 * norms[honest]
+        distances[:honest, honest:] = to_lie[:, None]
+        distances[honest:, :honest] = to_lie[None, :]
+        return np.maximum(distances, 0.0)
+
+    return at
+
+
 def _by_distance(choose: Callable[[Matrix, int], Sequence[int]]) -> Prepare:
+    """Rules that return or average the updates they choose."""
+
     def prepare(line: Line) -> Callable[[float], bool]:
-        # Seen from the base, the lie is s * direction: all distances follow from one Gram matrix.
-        rows = torch.cat([line.honest, (line.base + line.direction)[None]])
-        gram = centred_gram(rows, line.base)
-        honest = len(line.honest)
-        norms, towards = gram.diagonal(), gram[:honest, honest]
-        between = norms[:honest, None] + norms[None, :honest] - 2 * gram[:honest, :honest]
-
-        def passes(strength: float) -> bool:
-            distances = np.zeros((line.count, line.count))
-            distances[:honest, :honest] = between
-            to_lie = norms[:honest] - 2 * strength * towards + strength**2 * norms[honest]
-            distances[:honest, honest:] = to_lie[:, None]
-            distances[honest:, :honest] = to_lie[None, :]
-            return max(choose(np.maximum(distances, 0.0), line.f)) >= honest
-
-        return passes
+        distances = _distances(line)
+        return lambda strength: max(choose(distances(strength), line.f)) >= len(line.honest)
 
     return prepare
+
+
+def _bulyan(line: Line) -> Callable[[float], bool]:
+    """Chosen by its Krums, which copies far away may be too, and then near the median of those."""
+    distances, honest = _distances(line), len(line.honest)
+
+    def passes(strength: float) -> bool:
+        chosen = bulyan_indices(distances(strength), f=line.f)
+        kept = line.honest[[index for index in chosen if index < honest]]
+        copies = len(chosen) - len(kept)
+        nearest = line.count - 4 * line.f
+        return copies > 0 and _is_near_median(kept, line.at(strength), copies, nearest)
+
+    return passes
 
 
 def _by_place(places: Callable[[int, int], tuple[int, int]]) -> Prepare:
@@ -80,7 +105,7 @@ def _by_place(places: Callable[[int, int], tuple[int, int]]) -> Prepare:
         upper = ordered[last] if last < len(ordered) else None
 
         def passes(strength: float) -> bool:
-            lie = line.base + strength * line.direction
+            lie = line.at(strength)
             kept = torch.ones_like(lie, dtype=torch.bool)
             if lower is not None:
                 kept &= lie >= lower
@@ -95,22 +120,24 @@ def _by_place(places: Callable[[int, int], tuple[int, int]]) -> Prepare:
 
 def _by_nearness(line: Line) -> Callable[[float], bool]:
     """Mean around median: the n - f values nearest the median are kept."""
+    nearest = line.count - line.f
+    return lambda strength: _is_near_median(line.honest, line.at(strength), line.copies, nearest)
 
-    def passes(strength: float) -> bool:
-        lie = line.base + strength * line.direction
-        everybody = torch.cat([line.honest, lie.expand(line.copies, -1)]).sort(dim=0).values
-        median = (everybody[(line.count - 1) // 2] + everybody[line.count // 2]) / 2
-        nearer = ((line.honest - median).abs() < (lie - median).abs()).sum(dim=0)
-        return 2 * int((nearer < line.count - line.f).sum()) >= len(lie)
 
-    return passes
+def _is_near_median(honest: Tensor, lie: Tensor, copies: int, nearest: int) -> bool:
+    """Whether, in half of the coordinates, a copy is one of the values nearest the median."""
+    everybody = torch.cat([honest, lie.expand(copies, -1)]).sort(dim=0).values
+    n = len(everybody)
+    median = (everybody[(n - 1) // 2] + everybody[n // 2]) / 2
+    nearer = ((honest - median).abs() < (lie - median).abs()).sum(dim=0)
+    return 2 * int((nearer < nearest).sum()) >= len(lie)
 
 
 PREPARE: Mapping[str, Prepare] = MappingProxyType(
     {
         "krum": _by_distance(lambda distances, f: [krum_index(distances, f=f)]),
         "multi-krum": _by_distance(lambda distances, f: multi_krum_indices(distances, f=f)),
-        "bulyan": _by_distance(lambda distances, f: bulyan_indices(distances, f=f)),
+        "bulyan": _bulyan,
         "trimmed-mean": _by_place(lambda n, f: (f, n - f - 1)),
         "median": _by_place(lambda n, _f: ((n - 1) // 2, n // 2)),
         "mean-around-median": _by_nearness,

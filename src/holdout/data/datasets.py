@@ -109,6 +109,21 @@ def dataset_of(name: str, arrays: Arrays, classes: int | None = None) -> Dataset
     return Dataset(name, x_train, y_train, x_test, y_test, classes)
 
 
+def dataset_from(name: str, made: object) -> Dataset:
+    """What a user hands over: a Dataset, or the four arrays (numpy's or torch's) of one."""
+    match made:
+        case Dataset():
+            return made
+        case (x_train, y_train, x_test, y_test):
+            parts = zip(Arrays._fields, (x_train, y_train, x_test, y_test), strict=True)
+            return dataset_of(name, Arrays(*(_array(name, part, x) for part, x in parts)))
+        case _:
+            raise DataError(
+                f"{name}: must be a Dataset or (x_train, y_train, x_test, y_test); "
+                f"got {type(made).__name__}"
+            )
+
+
 def standardised(dataset: Dataset) -> Dataset:
     """The data set with each channel shifted and scaled by the training rows' mean and deviation.
 
@@ -203,17 +218,7 @@ def _call_loader(name: str) -> Dataset:
         raise
     except Exception as error:  # It is the user's code: anything may come out.
         raise DataError(f"{name}: the loader raised {type(error).__name__}: {error}") from error
-    match made:
-        case Dataset():
-            return made
-        case (x_train, y_train, x_test, y_test):
-            parts = zip(Arrays._fields, (x_train, y_train, x_test, y_test), strict=True)
-            return dataset_of(name, Arrays(*(_array(name, part, x) for part, x in parts)))
-        case _:
-            raise DataError(
-                f"{name}: a loader must return a Dataset or (x_train, y_train, x_test, y_test); "
-                f"got {type(made).__name__}"
-            )
+    return dataset_from(name, made)
 
 
 def _required(name: str, path: Path | None) -> Path:

@@ -9,6 +9,8 @@ from holdout.errors import InfeasibleError
 from holdout.results import to_json
 from holdout.voting import odds
 
+LARGEST = 10**15  # Beyond this, floats no longer tell one whole number from the next.
+
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
@@ -100,6 +102,10 @@ def plan(
     committee: int | None = None,
 ) -> CommitteePlan:
     """Compute all of it; refused where no committee could have an honest majority."""
+    if max(workers, rounds) > LARGEST:
+        raise InfeasibleError(
+            f"workers and rounds must be at most {LARGEST}; got {workers} and {rounds}"
+        )
     liars = byzantine_count(byzantine, workers)
     f = Fraction(byzantine, workers) if isinstance(byzantine, int) else byzantine
     if f >= Fraction(1, 2):
@@ -117,14 +123,23 @@ def plan(
     def exact(draws: int) -> int | None:
         return odds.exact_size(workers=workers, byzantine=liars, draws=draws, delta=delta)
 
+    def bound(draws: int) -> int:
+        try:
+            return odds.chernoff_size(f=f, draws=draws, delta=delta)
+        except OverflowError:
+            raise InfeasibleError(
+                f"the bound cannot be computed with numbers so extreme; got f = {float(f)}, "
+                f"delta = {delta}"
+            ) from None
+
     return CommitteePlan(
         workers=workers,
         byzantine=f,
         rounds=rounds,
         delta=delta,
-        chernoff_size=odds.chernoff_size(f=f, draws=rounds, delta=delta),
+        chernoff_size=bound(rounds),
         exact_size=exact(rounds),
-        chernoff_size_both=odds.chernoff_size(f=f, draws=2 * rounds, delta=delta),
+        chernoff_size_both=bound(2 * rounds),
         exact_size_both=exact(2 * rounds),
         committee=None if committee is None else _judge(workers, liars, f, rounds, committee),
     )

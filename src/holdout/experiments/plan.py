@@ -7,31 +7,41 @@ Own rules, attacks, models, data and workers are passed as objects (`Own`) or na
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from fractions import Fraction
 from functools import partial
 from pathlib import Path
-from typing import Any
+from types import MappingProxyType
+from typing import Any, get_type_hints
 
 import torch
-from pydantic import TypeAdapter, ValidationError
+from pydantic import ConfigDict, TypeAdapter, ValidationError
 from torch import Tensor
 
 from holdout.attacks import ATTACKS, BALLOT_ATTACKS, Attack, BallotAttack
 from holdout.config import Config, Parsed, parse
-from holdout.data.datasets import NAMES, Dataset, load
+from holdout.data.datasets import NAMES, Dataset, dataset_from, load, standardised
 from holdout.data.partition import partition
 from holdout.dotted import resolve
-from holdout.errors import ConfigError, DataError, DottedNameError, InfeasibleError, ModelError
+from holdout.errors import (
+    ConfigError,
+    DataError,
+    DottedNameError,
+    InfeasibleError,
+    ModelError,
+    PluginError,
+)
 from holdout.ids import WorkerId
 from holdout.learning import vector
 from holdout.learning.models import MODELS, ModelFactory, build
 from holdout.rules import RULES, Rule
 from holdout.seeds import stream
-from holdout.simulation.central import Curve, Federation
+from holdout.simulation.stage import Curve, Federation
 from holdout.voting import Gate, Quorum, Terms, approve_count, draw_byzantine
 from holdout.workers import HonestWorker, Recipe, Shard, Worker
 
 VOTES = ("holdout-paper", "holdout")
 NO_ATTACK = "none"
+NEED_PATH = ("idx", "npz")
 TRAINING_ROWS = {"mnist": 60_000, "cifar10": 50_000, "mnist-5k": 4_000}
 
 
@@ -43,7 +53,8 @@ class Own:
     attack: Attack | None = None
     ballots: BallotAttack | None = None
     model: ModelFactory | None = None
-    data: Dataset | None = None
+    data: Dataset | tuple[Any, Any, Any, Any] | None = None
+    """A data set, or the arrays x_train, y_train, x_test, y_test; normalised as the config says."""
     worker: Callable[[HonestWorker], Worker] | None = None
     """Wraps or replaces each honest worker."""
 
@@ -107,9 +118,20 @@ class Plan:
             labels = poisoned if worker_id in byzantine else dataset.y_train
             shard = Shard(dataset.x_train, labels, torch.from_numpy(own_rows))
             worker = HonestWorker(worker_id, model, shard, recipe, seed)
-            wraps = self.own.worker is not None and worker_id not in byzantine
-            workers.append(self.own.worker(worker) if wraps and self.own.worker else worker)
+            honest = worker_id not in byzantine
+            workers.append(self._own_worker(worker) if honest else worker)
         return workers
+
+    def _own_worker(self, worker: HonestWorker) -> Worker:
+        if self.own.worker is None:
+            return worker
+        try:
+            made = self.own.worker(worker)
+        except Exception as error:
+            raise PluginError(f"own worker raised {type(error).__name__}: {error}") from error
+        if not all(callable(getattr(made, name, None)) for name in ("propose", "vote")):
+            raise PluginError(f"own worker must have propose and vote; got {type(made)!r}")
+        return made
 
 
 def make_plan(config: Config | Mapping[str, Any], own: Own | None = None) -> Plan:
@@ -118,20 +140,25 @@ def make_plan(config: Config | Mapping[str, Any], own: Own | None = None) -> Pla
     values = config.as_dict() if isinstance(config, Config) else dict(config)
     parsed = parse(_with_names(values, own))
     checks = _Checks(parsed, own)
+    checks.own_names()
     curves = checks.curves()
     factory = checks.factory()
     checks.data_name()
     if parsed.problems or checks.problems:
         raise ConfigError([*parsed.problems, *checks.problems])
     config = parsed.config
-    dataset = own.data or load(
-        config.data.name,
-        path=Path(config.data.path) if config.data.path else None,
-        normalise=config.data.normalise,
-    )
+    dataset = _load(config, own)
     plan = Plan(config, curves, own, factory, dataset)
     _check_fit(plan)
     return plan
+
+
+def _load(config: Config, own: Own) -> Dataset:
+    if own.data is None:
+        path = Path(config.data.path) if config.data.path else None
+        return load(config.data.name, path=path, normalise=config.data.normalise)
+    dataset = own.data if isinstance(own.data, Dataset) else dataset_from("own", own.data)
+    return standardised(dataset) if config.data.normalise else dataset
 
 
 def terms_of(config: Config, rule: str) -> Terms:
@@ -155,6 +182,23 @@ class _Checks:
         self.wrong = parsed.wrong
         self.own = own
         self.problems: list[str] = []
+
+    def own_names(self) -> None:
+        """A name that is taken would tell results of different rules apart no more."""
+        taken = {*RULES, *VOTES}
+        self.problems.extend(
+            f"own rule {name!r}: the name is taken by a built-in rule"
+            for name in self.own.rules
+            if name in taken
+        )
+        listed = self.config.experiment.rules
+        self.problems.extend(
+            f"own rule {name!r}: experiment.rules must list it; got {listed}"
+            for name in self.own.rules
+            if name not in listed and "experiment.rules" not in self.wrong
+        )
+        if self.own.attack is not None and self.config.attack.name == NO_ATTACK:
+            self.problems.append(f"own attack {NO_ATTACK!r}: the name means that nobody lies")
 
     def curves(self) -> list[tuple[Curve, int]]:
         experiment = self.config.experiment
@@ -185,6 +229,8 @@ class _Checks:
                 self._resolve("data.name", name)
             elif name not in known:
                 self._unknown("data.name", name, known)
+            elif name in NEED_PATH and not self.config.data.path and "data.path" not in self.wrong:
+                self.problems.append(f"data.name = {name!r}: data.path must say where the data is")
         rows, limit = self.config.data.samples_per_worker, TRAINING_ROWS.get(name)
         if self.own.data is None and limit is not None and rows > limit:
             self.problems.append(
@@ -202,11 +248,14 @@ class _Checks:
         return found
 
     def _check_feasible(self, rule: str, function: Rule) -> None:
-        if self.wrong.intersection({"federation.proposers", "federation.assumed_byzantine"}):
+        involved = ("proposers", "assumed_byzantine", "workers")
+        if self.wrong.intersection({"federation", *(f"federation.{key}" for key in involved)}):
             return
-        n = self.config.federation.proposers
+        n, f = self.config.federation.proposers, self.config.federation.f
+        if f >= Fraction(1, 2):  # Refused already, whatever the rule.
+            return
         try:
-            function(torch.zeros(n, 1), f=n - approve_count(n, self.config.federation.f))
+            function(torch.zeros(n, 1), f=n - approve_count(n, f))
         except InfeasibleError as error:
             self.problems.append(
                 f"experiment.rules = {rule!r}: infeasible with federation.proposers = {n} and "
@@ -236,24 +285,26 @@ class _Checks:
     def _built_in_attack(
         self, kind: Callable[..., Attack], common: Mapping[str, Any], own: Mapping[str, Any]
     ) -> Attack | None:
-        fields = inspect.signature(kind).parameters
+        fields = get_type_hints(kind)
         self._no_parameters({k: v for k, v in own.items() if k not in fields}, known=fields)
         given = {k: v for k, v in {**common, **own}.items() if k in fields}
-        adapter: TypeAdapter[Attack] = TypeAdapter(kind)  # type: ignore[arg-type]
-        try:
-            return adapter.validate_python(given)
-        except ValidationError as error:
-            for detail in error.errors():
-                key = ".".join(str(part) for part in detail["loc"][:1])
-                message = detail["msg"].replace("Input should", "must")
-                self.problems.append(f"attack.{key} = {given.get(key)!r}: {message}")
-            return None
+        before = len(self.problems)
+        for key, value in given.items():
+            try:
+                TypeAdapter(fields[key], config=ConfigDict(strict=True)).validate_python(value)
+            except ValidationError as error:
+                message = error.errors()[0]["msg"].replace("Input should", "must")
+                self.problems.append(f"attack.{key} = {value!r}: {message}")
+        return kind(**given) if len(self.problems) == before else None
 
     def _own_attack(
         self, kind: Callable[..., Any], common: Mapping[str, Any], own: Mapping[str, Any]
     ) -> Attack | None:
         """A class is made with its parameters; a function is called with them and the view."""
-        fields = inspect.signature(kind).parameters
+        try:
+            fields = inspect.signature(kind).parameters
+        except ValueError:  # Some built-in types do not tell.
+            fields = MappingProxyType({})
         self._no_parameters({k: v for k, v in own.items() if k not in fields}, known=fields)
         given = {k: v for k, v in {**common, **own}.items() if k in fields}
         if not isinstance(kind, type):
@@ -333,6 +384,8 @@ def _with_names(values: Mapping[str, Any], own: Own) -> dict[str, Any]:
 
 
 def _name_of(thing: object) -> str:
+    if isinstance(thing, tuple):
+        return "own"
     name = getattr(thing, "name", None) or getattr(thing, "__name__", None)
     return str(name or type(thing).__name__)
 
@@ -340,7 +393,18 @@ def _name_of(thing: object) -> str:
 def _poisoned(act: Attack | None, dataset: Dataset) -> Tensor:
     poison = getattr(act, "poison_labels", None)
     labels = dataset.y_train
-    return labels if poison is None else poison(labels, dataset.classes)
+    if poison is None:
+        return labels
+    try:
+        poisoned = poison(labels.clone(), dataset.classes)
+    except Exception as error:
+        raise PluginError(f"poison_labels raised {type(error).__name__}: {error}") from error
+    if not isinstance(poisoned, Tensor) or (poisoned.shape, poisoned.dtype) != (
+        labels.shape,
+        labels.dtype,
+    ):
+        raise PluginError(f"poison_labels must return {len(labels)} labels of int64")
+    return poisoned
 
 
 def _check_fit(plan: Plan) -> None:

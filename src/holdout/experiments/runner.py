@@ -1,9 +1,9 @@
 """Run an experiment: curve after curve, round after round, resumable after any of them."""
 
+import os
 import platform
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from os import sched_getaffinity
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,8 @@ from holdout.experiments.plan import Own, Plan, make_plan
 from holdout.experiments.report import write_report
 from holdout.results import Checkpoint, RunFolder
 from holdout.rounds import RoundRecord
-from holdout.simulation.central import State, first_state, run_round
+from holdout.simulation.central import run_round
+from holdout.simulation.stage import State, first_state
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +79,11 @@ def run(
     if not resume:
         with results.create(path, plan.config.as_toml()) as folder:
             return _finish(plan, _run_curves(plan, folder, None, [], watch), folder)
-    with results.resume(path, plan.config.as_dict()) as (folder, checkpoint):
+
+    def check(checkpoint: Checkpoint, done: Sequence[Mapping[str, Any]]) -> None:
+        _check_fit(plan, _restore(checkpoint), done)
+
+    with results.resume(path, plan.config.as_dict(), check=check) as (folder, checkpoint):
         done = list(results.read_run(path).rounds)
         rounds = _run_curves(plan, folder, checkpoint, done, watch)
         return _finish(plan, rounds, folder, _notes(checkpoint, plan.config))
@@ -98,7 +103,10 @@ def environment(config: Config) -> dict[str, Any]:
 
 def threads_of(config: Config) -> int:
     """How many threads torch may use."""
-    return config.experiment.threads or len(sched_getaffinity(0))
+    if config.experiment.threads:
+        return config.experiment.threads
+    # The cores that this process may use; not every system tells.
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -200,20 +208,51 @@ def _restore(checkpoint: Checkpoint | None) -> _Place:
         return _Place(0, None, None)
     meta = checkpoint.meta
     try:
-        if "weights" not in checkpoint.arrays:
+        if "round" not in meta:
             return _Place(int(meta["curve"]), None, None)
         tensors = {name: torch.from_numpy(array) for name, array in checkpoint.arrays.items()}
         state = State(
-            round=int(meta["round"]),
+            round=meta["round"],
             weights=tensors["weights"],
             velocity=tensors.get("velocity"),
             radius=meta["radius"],
             last_honest=tensors.get("last_honest"),
-            diverged=bool(meta["diverged"]),
+            diverged=meta["diverged"],
         )
         return _Place(int(meta["curve"]), state, None)
     except (KeyError, TypeError, ValueError) as error:
-        raise RunFolderError(f"the checkpoint is damaged ({error})") from error
+        raise _misfit(str(error)) from error
+
+
+def _check_fit(plan: Plan, place: _Place, done: Sequence[Mapping[str, Any]]) -> None:
+    """Refuse a place that this plan cannot have come to with these rounds."""
+    # Without a state, the place is between two curves: the rounds end with the one before.
+    ended = place.curve if place.state else place.curve - 1
+    if not 0 <= ended < len(plan.curves):
+        raise _misfit(f"curve {place.curve} of {len(plan.curves)}")
+    curve, seed = plan.curves[ended]
+    expected = {"rule": curve.rule, "attack": curve.attack, "seed": seed}
+    if place.state:
+        expected["round"] = place.state.round
+        _check_shapes(place.state, like=plan.federation(curve, seed).initial_weights)
+    if not done or any(done[-1].get(key) != value for key, value in expected.items()):
+        raise _misfit(f"{results.ROUNDS} does not end with {expected}")
+
+
+def _check_shapes(state: State, *, like: torch.Tensor) -> None:
+    for name in ("weights", "velocity", "last_honest"):
+        tensor = getattr(state, name)
+        if tensor is None:
+            continue
+        shape = (*tensor.shape[:1], *like.shape) if name == "last_honest" else like.shape
+        if tensor.shape != shape or tensor.dtype != like.dtype:
+            raise _misfit(f"{name}: {tensor.dtype} of shape {tuple(tensor.shape)}")
+
+
+def _misfit(what: str) -> RunFolderError:
+    return RunFolderError(
+        f"{results.CHECKPOINT} does not fit the run ({what}); the run cannot be resumed"
+    )
 
 
 def _notes(checkpoint: Checkpoint | None, config: Config) -> list[str]:

@@ -3,6 +3,7 @@
 Both go through `collect_ballots`, so that what the attacker foresees is what will happen.
 """
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property, partial
@@ -20,8 +21,18 @@ from holdout.workers import HoldoutScores, HonestWorker
 
 BATCH = 8  # Strengths of a lie tried together: they share most of the work.
 
-Sheet = Callable[[WorkerId], tuple[Mapping[ProposalId, float], float]]
-"""A voter -> the loss of each proposal on its holdout data, and that of the current model."""
+
+@dataclass(frozen=True, slots=True)
+class Marks:
+    """How proposals did on one voter's holdout data."""
+
+    losses: Mapping[ProposalId, float]
+    current_loss: Callable[[], float]
+    """Of the current model; computed only if asked for."""
+
+
+Sheet = Callable[[WorkerId], Marks]
+"""A voter -> its marks."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -57,8 +68,9 @@ class Booth:
         return sent
 
     def _honest_ballot(self, voter: WorkerId, sheet: Sheet) -> Ballot:
-        losses, current = sheet(voter)
-        return self.terms.cast(losses, current_loss=current)
+        marks = sheet(voter)
+        current = marks.current_loss() if self.terms.needs_current_loss else math.inf
+        return self.terms.cast(marks.losses, current_loss=current)
 
     def _byzantine_ballot(
         self,
@@ -74,7 +86,7 @@ class Booth:
                 coalition=coalition,
                 approve_count=self.terms.approve_count(len(proposals)),
                 honest_ballot=lambda: self._honest_ballot(voter, sheet).approved,
-                ranking=lambda: rank(sheet(voter)[0]),
+                ranking=lambda: rank(sheet(voter).losses),
                 source=stream(self.seed, "ballot", self.round_number, voter),
             )
         )
@@ -99,13 +111,13 @@ class Judges:
         """Look-up of the proposals' losses, computed for a group of voters on first use."""
         tables: dict[int, list[list[float]]] = {}
 
-        def look_up(voter: WorkerId) -> tuple[Mapping[ProposalId, float], float]:
+        def look_up(voter: WorkerId) -> Marks:
             group = next(group for group in self._groups if voter in group.places)
             if id(group) not in tables:
                 tables[id(group)] = losses(group.scores).tolist()
             place = group.places[voter]
             row = tables[id(group)][place]
-            return dict(zip(ids, row, strict=True)), group.scores.current[place]
+            return Marks(dict(zip(ids, row, strict=True)), lambda: group.scores.current[place])
 
         return look_up
 
@@ -187,11 +199,11 @@ class DeployedVote:
             return False
         sheet = self._sheet(
             lambda scores: self._honest_losses(scores, None),
-            lambda scores: torch.full((len(scores.current), 1), torch.inf),
+            lambda scores: torch.full((scores.voter_count, 1), torch.inf),
         )
         liars_asked: list[WorkerId] = []
 
-        def worst(voter: WorkerId) -> tuple[Mapping[ProposalId, float], float]:
+        def worst(voter: WorkerId) -> Marks:
             if voter in self.booth.byzantine:
                 liars_asked.append(voter)
             return sheet(voter)
@@ -210,7 +222,7 @@ class DeployedVote:
 
     def _honest_losses(self, scores: HoldoutScores, radius: float | None) -> Tensor:
         if not self.honest:
-            return torch.empty(len(scores.current), 0, dtype=torch.float64)
+            return torch.empty(scores.voter_count, 0, dtype=torch.float64)
         updates = zip(self.honest.values(), self._norms, strict=True)
         return scores.losses(torch.stack([shrink(u, length, radius) for u, length in updates]))
 

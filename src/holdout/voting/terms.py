@@ -45,6 +45,11 @@ class Terms:
         """HoldOut SGD as published: full ballots, quorum N_c (1 - f), updates taken as they are."""
         return cls(f, gate=None, quorum_kind=Quorum.PAPER, bound=False)
 
+    @property
+    def needs_current_loss(self) -> bool:
+        """Whether a ballot depends on how good the current model is."""
+        return self.gate in {Gate.MEDIAN, Gate.ZERO}
+
     def approve_count(self, proposal_count: int) -> int:
         """How many proposals a ballot may name."""
         return approve_count(proposal_count, self.f)

@@ -1,0 +1,107 @@
+"""The coalition's side of a round: what Byzantine proposers know, and what they send."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+
+import torch
+from torch import Tensor
+
+from holdout.attacks import Deployed, DeployedRule, Lie, View
+from holdout.errors import MisuseError, PluginError
+from holdout.ids import ProposalId
+from holdout.seeds import stream
+from holdout.simulation.booth import DeployedVote, Judges
+from holdout.simulation.guard import describe, guard
+from holdout.simulation.stage import Stage
+from holdout.voting import approve_count
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Knowledge:
+    """What the coalition goes by: for an omniscient one the truth, else its best guess."""
+
+    known: Tensor
+    """Honest updates that it has seen."""
+    guessed: Mapping[ProposalId, Tensor]
+    """What it takes for this round's honest proposals."""
+    judges: Judges
+    """Whose data it tries proposals on."""
+
+
+def send_lies(
+    stage: Stage, honest: Mapping[ProposalId, Tensor], judges: Judges
+) -> tuple[list[object], float | None]:
+    """What the coalition's proposers send, in id order, and the strength of it if it has one."""
+    act = stage.curve.act
+    if act is None:
+        raise MisuseError("there are Byzantine workers but no attack")
+    copies = tuple(sorted(stage.coalition))
+
+    @cache
+    def own_updates() -> Tensor:
+        return stage.propose(stage.as_honest([stage.committee.proposers[p] for p in copies]))
+
+    if stage.federation.config.attack.knowledge == "omniscient":
+        known = torch.stack(list(honest.values())) if honest else own_updates()
+        knowledge = _Knowledge(known, honest, judges)
+    else:
+        knowledge = _limited(stage, honest)
+    n = len(knowledge.guessed) + len(copies)
+    f = n - approve_count(n, stage.federation.config.federation.f)
+    standing = knowledge.known[:0]
+    if knowledge.guessed:
+        standing = torch.stack(list(knowledge.guessed.values()))
+    deployed: Deployed = DeployedRule(stage.curve.rule, standing, len(copies), f)
+    if stage.terms is not None:
+        deployed = DeployedVote(
+            booth=stage.booth(stage.terms),
+            judges=knowledge.judges,
+            honest=knowledge.guessed,
+            copies=copies,
+            previous_radius=stage.state.radius,
+            passing=stage.federation.config.attack.passing,
+        )
+    view = View(
+        round_number=stage.number,
+        weights=stage.state.weights,
+        learning_rate=stage.learning_rate,
+        model=stage.federation.model,
+        count=len(copies),
+        known=knowledge.known,
+        own_updates=own_updates,
+        deployed=deployed,
+        krum=DeployedRule("krum", standing, len(copies), f),
+        source=stream(stage.federation.seed, "attack", stage.number),
+    )
+    name = f"attack {stage.curve.attack!r}"
+    made = guard(name, lambda: act(view))
+    lie = made if isinstance(made, Lie) else Lie(made)
+    return _each(name, lie, len(copies)), lie.gamma
+
+
+def _limited(stage: Stage, honest: Mapping[ProposalId, Tensor]) -> _Knowledge:
+    """Its own members' gradients, or last round's, and its own members' data to try them on."""
+    members = stage.as_honest(sorted(stage.byzantine))
+    known = stage.state.last_honest
+    # In round 1 there is no last round yet.
+    if stage.federation.config.attack.knowledge != "last-round" or known is None:
+        known = stage.propose(members)
+    voters = enumerate(stage.committee.voters)
+    return _Knowledge(
+        known,
+        {p: known[i % len(known)] for i, p in enumerate(honest)},
+        stage.judges({voter: members[i % len(members)] for i, voter in voters}),
+    )
+
+
+def _each(attack: str, lie: Lie, count: int) -> list[object]:
+    """What each Byzantine proposer sends: its own row, or the vector that all send."""
+    if not isinstance(lie.updates, Tensor | Sequence):
+        raise PluginError(
+            f"{attack} must return a tensor, or one tensor or None for each of the {count} "
+            f"proposers; got {describe(lie.updates)}"
+        )
+    if isinstance(lie.updates, Tensor) and lie.updates.ndim < 2:  # noqa: PLR2004
+        return [lie.updates] * count
+    return list(lie.updates)

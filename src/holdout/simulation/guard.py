@@ -1,0 +1,31 @@
+"""Code that is not ours: a worker that crashes, a rule or an attack that misbehaves."""
+
+from collections.abc import Callable
+from typing import Any
+
+from torch import Tensor
+
+from holdout.errors import HoldoutError, PluginError
+
+
+def attempt(action: Callable[[], Any]) -> Any:
+    """What a worker answers; None if it raises, since a worker's crash is not the round's."""
+    try:
+        return action()
+    except Exception:  # noqa: BLE001
+        return None
+
+
+def guard(what: str, action: Callable[[], Any]) -> Any:
+    """Run a plug-in; what it raises is reported as its own."""
+    try:
+        return action()
+    except HoldoutError:
+        raise
+    except Exception as error:
+        raise PluginError(f"{what} raised {type(error).__name__}: {error}") from error
+
+
+def describe(value: object) -> str:
+    """A value in a message: a tensor by its shape, anything else by its type."""
+    return f"shape {tuple(value.shape)}" if isinstance(value, Tensor) else repr(type(value))

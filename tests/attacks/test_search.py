@@ -1,0 +1,186 @@
+"""The adaptive attacker: the ladder it climbs, and what it takes for being selected."""
+
+import itertools
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from holdout.attacks import ATTACKS, DeployedRule
+from holdout.attacks.search import GROWTH, STEP, inflate, strengths
+from holdout.rules import RULES, bulyan_choice, krum_choice, multi_krum_choice
+
+LINE = (torch.zeros(3), torch.ones(3))
+
+
+@settings(deadline=None)
+@given(st.floats(0.001, 1e4))
+def test_the_ladder_climbs_in_small_steps_from_zero_to_the_maximum(maximum):
+    ladder = strengths(maximum)
+    assert ladder[0] == 0.0
+    assert ladder[-1] == maximum
+    for low, high in itertools.pairwise(ladder):
+        assert low < high <= max(low + STEP, low * GROWTH) + 1e-4
+    # Only the last step may be shorter.
+    for low, high in itertools.pairwise(ladder[:-1]):
+        assert high == pytest.approx(max(low + STEP, low * GROWTH), abs=1e-4)
+
+
+@settings(deadline=None)
+@given(st.floats(0.001, 1e3), st.floats(0.001, 1e3))
+def test_a_higher_maximum_only_adds_rungs(low, high):
+    low, high = sorted((low, high))
+    assert strengths(high)[: len(strengths(low)) - 1] == strengths(low)[:-1]
+
+
+def test_a_maximum_of_zero_is_a_ladder_of_one_rung():
+    assert strengths(0.0) == [0.0]
+
+
+@settings(deadline=None)
+@given(st.floats(-1, 40), st.floats(0, 30))
+def test_inflation_ends_at_the_last_rung_that_is_selected(limit, maximum):
+    asked = []
+
+    class Deployed:
+        leaves_nobody_out = False
+
+        def selects(self, _base, _direction, ladder):
+            for strength in ladder:
+                asked.append(strength)
+                yield strength <= limit
+
+    gamma = inflate(Deployed(), *LINE, maximum=maximum)
+    below = [s for s in strengths(maximum) if s <= limit]
+    assert gamma == (below[-1] if below else 0.0)
+    # Lazily: one rung past the last that passes, no further.
+    assert asked == strengths(maximum)[: len(below) + 1]
+
+
+def test_inflation_ends_at_the_first_failure_whatever_comes_after(scripted):
+    class Twice(scripted):
+        def selects(self, base, direction, strengths):  # noqa: ARG002
+            return (s < 0.45 or s > 1.0 for s in strengths)
+
+    assert inflate(Twice(), *LINE, maximum=9.0) == 0.4
+
+
+def test_against_a_rule_that_leaves_nobody_out_nothing_is_tried(scripted):
+    open_door = scripted(leaves_nobody_out=True)
+    assert inflate(open_door, *LINE, maximum=9.0) == 9.0
+    assert open_door.asked == []
+
+
+def kept_places(everybody, honest, first, last):
+    """Whether one of the copies (the rows from `honest` on) stands in those places, by value."""
+    order = np.sort(everybody, axis=0)
+    lie = everybody[honest]
+    return ((order[first : last + 1] == lie).any(axis=0)).sum() * 2 >= len(lie)
+
+
+def kept_nearest(everybody, honest, count):
+    median = np.median(everybody, axis=0)
+    distance = np.abs(everybody - median)
+    # The honest first, so that a tie goes against the lie; continuous numbers have none.
+    order = np.argsort(distance, axis=0, kind="stable")[:count]
+    return ((order >= honest).any(axis=0)).sum() * 2 >= everybody.shape[1]
+
+
+def kept_by_bulyan(updates, honest, f):
+    chosen = bulyan_choice(updates, f=f)
+    first_copy = sum(index < honest for index in chosen)
+    if first_copy == len(chosen):
+        return False
+    return kept_nearest(updates[list(chosen)].double().numpy(), first_copy, len(updates) - 4 * f)
+
+
+ORACLES = {
+    "krum": lambda u, h, f: krum_choice(u, f=f) >= h,
+    "multi-krum": lambda u, h, f: max(multi_krum_choice(u, f=f)) >= h,
+    "bulyan": kept_by_bulyan,
+    "trimmed-mean": lambda u, h, f: kept_places(u.numpy(), h, f, len(u) - f - 1),
+    "median": lambda u, h, _f: kept_places(u.numpy(), h, (len(u) - 1) // 2, len(u) // 2),
+    "mean-around-median": lambda u, h, f: kept_nearest(u.double().numpy(), h, len(u) - f),
+}
+CLOSED = list(ORACLES)
+OPEN = [rule for rule in RULES if rule not in ORACLES]
+
+
+def lies(seed, honest=13, d=40):
+    generator = torch.Generator().manual_seed(seed)
+    updates = torch.randn(honest, d, generator=generator) + 0.3
+    return updates, updates.mean(dim=0), updates.std(dim=0, correction=0)
+
+
+@pytest.mark.parametrize("rule", CLOSED)
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("copies", [1, 2, 3, 5])
+@pytest.mark.parametrize("sign", [1, -1])
+def test_what_the_attacker_foresees_is_what_the_rule_does(rule, seed, copies, sign):
+    honest, base, deviation = lies(seed)
+    step = sign * deviation
+    f = 2 if copies < 5 else 3
+    ladder = strengths(4.0)
+    foreseen = list(DeployedRule(rule, honest, copies, f).selects(base, step, ladder))
+    really = [
+        bool(ORACLES[rule](torch.cat([honest, (base + s * step).expand(copies, -1)]), 13, f))
+        for s in ladder
+    ]
+    assert foreseen == really, (seed, copies)
+
+
+@pytest.mark.parametrize("rule", CLOSED)
+def test_a_far_lie_is_not_selected_and_a_near_one_is(rule):
+    honest, base, step = lies(0)
+    near, far = DeployedRule(rule, honest, 3, 3).selects(base, step, [0.0, 1e3])
+    assert near
+    assert not far
+
+
+@pytest.mark.parametrize("rule", [*OPEN, "an-own-rule"])
+def test_rules_that_leave_nobody_out_say_so(rule):
+    assert rule not in ORACLES
+    honest, _, _ = lies(0)
+    assert DeployedRule(rule, honest, 3, 3).leaves_nobody_out
+    assert not DeployedRule("krum", honest, 3, 3).leaves_nobody_out
+
+
+def test_a_value_equal_to_a_kept_one_is_kept():
+    # Coordinates that are the same for everybody (a pixel that is always dark) hide nothing.
+    honest, base, step = lies(0)
+    honest[:, :30], base[:30], step[:30] = 0.0, 0.0, 0.0
+    for rule in ("trimmed-mean", "median", "mean-around-median"):
+        assert all(DeployedRule(rule, honest, 1, 3).selects(base, step, [0.0, 1e3])), rule
+
+
+@pytest.mark.parametrize("rule", ["krum", "multi-krum", "bulyan"])
+def test_an_infeasible_rule_selects_nothing(rule):
+    honest, base, step = lies(0, honest=2)
+    assert list(DeployedRule(rule, honest, 2, 1).selects(base, step, [0.0, 1.0])) == [False] * 2
+
+
+@pytest.mark.parametrize("rule", CLOSED)
+def test_a_coalition_alone_is_selected_at_any_strength(rule):
+    honest, base, step = lies(0)
+    assert all(DeployedRule(rule, honest[:0], 7, 1).selects(base, step, [0.0, 1.0, 1e6]))
+
+
+@pytest.mark.parametrize("rule", CLOSED)
+@pytest.mark.parametrize("seed", range(3))
+def test_the_search_finds_the_strength_at_which_the_rule_turns(rule, seed, make_view):
+    honest, base, step = lies(seed)
+    deployed = DeployedRule(rule, honest, 3, 3)
+    view = make_view(known=1, count=3, deployed=deployed)
+    view.__dict__.update(mean=base, deviation=step)
+    gamma = ATTACKS["alie"](gamma_max=30.0)(view).gamma
+    ladder = strengths(30.0)
+    place = ladder.index(gamma)
+    really = [
+        bool(ORACLES[rule](torch.cat([honest, (base + s * step).expand(3, -1)]), 13, 3))
+        for s in ladder[: place + 2]
+    ]
+    assert all(really[:-1])
+    assert not really[-1]
+    assert 0 < gamma < 30

@@ -1,0 +1,418 @@
+"""The config: every mistake found, each with its key, its value and the rule; exact round trips."""
+
+import math
+import tomllib
+from fractions import Fraction
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from holdout.config import (
+    Config,
+    apply_settings,
+    byzantine_count,
+    parse,
+    read_file,
+    read_share,
+    write_share,
+)
+from holdout.errors import ConfigError
+
+DEFAULTS = """
+[experiment]
+name = "mnist-alie"
+rules = ["mean", "trimmed-mean", "krum", "holdout-paper", "holdout"]
+rounds = 100
+seeds = [0]
+evaluate_every = 5
+baseline = true
+threads = 0
+[data]
+name = "mnist"
+normalise = true
+partition = "iid"
+alpha = 0.5
+labels_per_worker = 2
+samples_per_worker = 2000
+[model]
+name = "mlp"
+[training]
+batch_size = 83
+learning_rate = 0.1
+schedule = "constant"
+local_steps = 1
+momentum = 0.0
+[federation]
+mode = "central"
+workers = 100
+byzantine = 0.33
+assumed_byzantine = 0.33
+proposers = 30
+voters = 30
+disjoint = true
+redraw_until_honest_majority = false
+[vote]
+samples = 2000
+gate = "median"
+quorum = "majority"
+bound = true
+scoring = "exact"
+[attack]
+name = "alie"
+gamma = "adaptive"
+gamma_max = 30.0
+passing = "any"
+direction = 1
+knowledge = "omniscient"
+voters = "coalition"
+"""
+
+
+def test_the_defaults_are_the_documented_ones():
+    assert Config().as_dict() == tomllib.loads(DEFAULTS)
+    assert parse({}).checked() == Config()
+
+
+def test_a_share_is_exact():
+    assert parse({"federation": {"byzantine": 0.33}}).checked().federation.byzantine == Fraction(
+        33, 100
+    )
+    assert parse({"federation": {"byzantine": "1/3"}}).checked().federation.byzantine == Fraction(
+        1, 3
+    )
+    assert parse({"federation": {"assumed_byzantine": 33}}).checked().federation.f == Fraction(
+        33, 100
+    )
+    assert read_share(0.1) + read_share(0.2) == read_share(0.3)
+
+
+@pytest.mark.parametrize(
+    ("share", "workers", "count"),
+    [(0.33, 100, 33), ("1/3", 100, 33), (0.29, 100, 29), (0.07, 100, 7), (33, 50, 33), (0, 9, 0)],
+)
+def test_the_number_of_liars_is_the_floor_of_the_share(share, workers, count):
+    assert byzantine_count(read_share(share), workers) == count
+
+
+@given(st.one_of(st.fractions(min_value=0, max_value=Fraction(999, 1000)), st.integers(1, 10**30)))
+def test_a_share_is_written_so_that_it_reads_back_exactly(share):
+    assert read_share(write_share(share)) == share
+
+
+@given(st.floats(min_value=0, max_value=1, exclude_max=True))
+def test_a_float_means_the_decimal_that_is_written(value):
+    assert write_share(read_share(value)) == value
+
+
+@pytest.mark.parametrize(
+    "value",
+    ["1e-9999", "1E+999999999", "1e1_000_0", "x", "", "1/0", "nan", "inf", None, True, [0.3], b"1"],
+)
+def test_what_is_no_share_is_refused_at_once(value):
+    with pytest.raises(ValueError, match=r'must be a share such as 0\.33 or "1/3"'):
+        read_share(value)
+
+
+@pytest.mark.parametrize("value", [-0.1, "-1/3", -1])
+def test_a_negative_share_is_refused(value):
+    with pytest.raises(ValueError, match="must not be negative"):
+        read_share(value)
+
+
+@pytest.mark.parametrize("value", [1.5, "4/3", "100.5"])
+def test_a_share_above_one_is_refused(value):
+    with pytest.raises(ValueError, match="must be a share below 1, or a whole number"):
+        read_share(value)
+
+
+floats = st.floats(allow_nan=False, allow_infinity=False, min_value=1e-300, max_value=1e300)
+
+
+@given(
+    learning_rate=floats,
+    byzantine=st.one_of(st.fractions(0, Fraction(99, 100)), st.integers(1, 100)),
+    seeds=st.lists(st.integers(0, 2**63 - 1), min_size=1, max_size=3, unique=True),
+    scale=st.one_of(floats, st.text(), st.booleans(), st.lists(st.integers(0, 9))),
+    rule=st.text(min_size=1, max_size=9),
+)
+def test_toml_and_back_changes_nothing(learning_rate, byzantine, seeds, scale, rule):
+    values = {
+        "experiment": {"seeds": seeds, "rules": [rule]},
+        "training": {"learning_rate": learning_rate},
+        "federation": {"byzantine": byzantine, "assumed_byzantine": "1/3"},
+        "attack": {"gamma": 0.5, "scale": scale},
+    }
+    config = parse(values).checked()
+    again = parse(tomllib.loads(config.as_toml())).checked()
+    assert again == config
+    assert again.as_toml() == config.as_toml()
+    assert tomllib.loads(config.as_toml()) == config.as_dict()
+
+
+# What is wrong: section, key, value, and what the message says after `section.key = value: `.
+MISTAKES = [
+    ("experiment", "rounds", 0, "must be greater than or equal to 1"),
+    ("experiment", "rounds", -3, "must be greater than or equal to 1"),
+    ("experiment", "rounds", True, "must be a valid integer"),
+    ("experiment", "rounds", 2.0, "must be a valid integer"),
+    ("experiment", "rounds", "3", "must be a valid integer"),
+    ("experiment", "rounds", math.nan, "must be a valid integer"),
+    ("experiment", "seeds", [], "must not be empty"),
+    ("experiment", "seeds", [-1], "must be greater than or equal to 0"),
+    ("experiment", "seeds", [0, True], "must be a valid integer"),
+    ("experiment", "seeds", 3, "must be a valid list"),
+    ("experiment", "seeds", [1, 2, 1], "each seed once"),
+    ("experiment", "rules", [], "must not be empty"),
+    ("experiment", "rules", [""], "must not be empty"),
+    ("experiment", "rules", "mean", "must be a valid list"),
+    ("experiment", "rules", ["mean", 3], "must be a valid string"),
+    ("experiment", "rules", ["krum", "krum"], "each rule once"),
+    ("experiment", "name", "../up", "must be letters, digits"),
+    ("experiment", "name", "a/b", "must be letters, digits"),
+    ("experiment", "name", "..", "must be letters, digits"),
+    ("experiment", "name", "a\n", "must be letters, digits"),
+    ("experiment", "name", "x" * 101, "must be letters, digits"),
+    ("experiment", "baseline", 1, "must be a valid boolean"),
+    ("experiment", "threads", -1, "must be greater than or equal to 0"),
+    ("experiment", "threads", 10**9, "must be less than or equal to 1024"),
+    ("data", "name", "", "must not be empty"),
+    ("data", "path", "", "must not be empty"),
+    ("data", "path", 3, "must be a valid string"),
+    ("data", "partition", "random", "must be 'iid', 'balanced', 'dirichlet' or 'shards'"),
+    ("data", "alpha", 0, "must be greater than 0"),
+    ("data", "alpha", math.inf, "must be a finite number"),
+    ("data", "samples_per_worker", 0, "must be greater than or equal to 1"),
+    ("training", "learning_rate", 0.0, "must be greater than 0"),
+    ("training", "learning_rate", -0.1, "must be greater than 0"),
+    ("training", "learning_rate", math.nan, "must be a finite number"),
+    ("training", "learning_rate", math.inf, "must be a finite number"),
+    ("training", "learning_rate", "0.1", "must be a valid number"),
+    ("training", "learning_rate", True, "must be a valid number"),
+    ("training", "momentum", 1, "must be less than 1"),
+    ("training", "momentum", -0.1, "must be greater than or equal to 0"),
+    ("training", "schedule", "cosine", "must be 'constant' or 'inverse'"),
+    ("federation", "mode", "decentralized", "must be 'central'"),
+    ("federation", "byzantine", math.nan, "must be a share"),
+    ("federation", "byzantine", math.inf, "must be a share"),
+    ("federation", "byzantine", True, "must be a share"),
+    ("federation", "byzantine", "a third", "must be a share"),
+    ("federation", "byzantine", -0.1, "must not be negative"),
+    ("federation", "byzantine", 1.5, "must be a share below 1"),
+    ("federation", "byzantine", 101, "at most the 100 workers"),
+    ("federation", "assumed_byzantine", 0.5, "f must be below 1/2; got f = 0.5"),
+    ("federation", "assumed_byzantine", "1/2", "f must be below 1/2; got f = 0.5"),
+    ("federation", "assumed_byzantine", 50, "f must be below 1/2; got f = 0.5"),
+    ("federation", "disjoint", "yes", "must be a valid boolean"),
+    ("vote", "gate", "mean", "must be 'median', 'zero' or 'none'"),
+    ("vote", "samples", 0, "must be greater than or equal to 1"),
+    ("attack", "gamma", -1, 'must be a number that is not negative, "adaptive" or "krum"'),
+    ("attack", "gamma", math.nan, "must be a number that is not negative"),
+    ("attack", "gamma", True, "must be a number that is not negative"),
+    ("attack", "gamma", "strong", "must be a number that is not negative"),
+    ("attack", "gamma_max", math.inf, "must be a finite number"),
+    ("attack", "direction", 2, "must be 1 or -1"),
+    ("attack", "direction", True, "must be a whole number"),
+    ("attack", "direction", 1.0, "must be a whole number"),
+    ("attack", "knowledge", "nothing", "must be 'omniscient', 'coalition' or 'last-round'"),
+    ("attack", "own_parameter", math.nan, "must be text, a finite number"),
+    ("attack", "own_parameter", [1, math.inf], "must be text, a finite number"),
+    ("attack", "own_parameter", {"a": math.nan}, "must be text, a finite number"),
+]
+
+
+@pytest.mark.parametrize(("section", "key", "value", "rule"), MISTAKES)
+def test_a_mistake_names_the_key_the_value_and_the_rule(section, key, value, rule):
+    (problem,) = parse({section: {key: value}}).problems
+    shown = 0.5 if value == "1/2" else value
+    assert problem.startswith(f"{section}.{key} = {shown!r}: ")
+    assert rule in problem
+
+
+RELATIONS = [
+    (
+        {"federation": {"proposers": 60, "voters": 41}},
+        "federation.proposers + federation.voters = 60 + 41: at most federation.workers = 100 "
+        "when federation.disjoint = true",
+    ),
+    (
+        {"federation": {"proposers": 101, "voters": 5, "disjoint": False}},
+        "federation.proposers, federation.voters = 101, 5: each at most federation.workers = 100",
+    ),
+    (
+        {"training": {"batch_size": 2001}},
+        "training.batch_size = 2001: at most data.samples_per_worker = 2000",
+    ),
+    (
+        {"vote": {"samples": 2001}},
+        "vote.samples = 2001: at most data.samples_per_worker = 2000",
+    ),
+    (
+        {"vote": {"scoring": "first-order", "bound": False}},
+        "vote.scoring = 'first-order': needs vote.bound = true, since a linear score rewards "
+        "length without end",
+    ),
+    (
+        {"federation": {"redraw_until_honest_majority": True, "byzantine": 0.69}},
+        "federation.redraw_until_honest_majority = true: an honest majority of proposers and of "
+        "voters needs 32 honest workers; got federation.workers = 100, federation.byzantine = 0.69",
+    ),
+]
+
+
+@pytest.mark.parametrize(("values", "problem"), RELATIONS)
+def test_numbers_must_fit_each_other(values, problem):
+    assert parse(values).problems == (problem,)
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"federation": {"proposers": 60, "voters": 40}},
+        {"federation": {"proposers": 100, "voters": 100, "disjoint": False}},
+        {"training": {"batch_size": 2000}},
+        {"vote": {"scoring": "first-order"}},
+        {"federation": {"redraw_until_honest_majority": True, "byzantine": 0.68}},
+        {"federation": {"assumed_byzantine": 49}},
+        {"federation": {"byzantine": 100}},
+        {"experiment": {"seeds": [2**64]}},
+    ],
+)
+def test_what_just_fits_is_accepted(values):
+    assert parse(values).problems == ()
+
+
+def test_all_mistakes_are_reported_at_once():
+    values = {
+        "experiment": {"roundz": 3, "rounds": 0, "seeds": []},
+        "training": {"batch_size": 3000, "momentum": 2},
+        "federation": {"byzantine": -1, "proposers": 99},
+        "vote": {"samples": "all"},
+        "atack": {"name": "bomb"},
+    }
+    with pytest.raises(ConfigError) as caught:
+        parse(values).checked()
+    assert sorted(p.split(":")[0] for p in caught.value.problems) == [
+        "atack",
+        "experiment.rounds = 0",
+        "experiment.roundz = 3",
+        "experiment.seeds = []",
+        "federation.byzantine = -1",
+        "federation.proposers + federation.voters = 99 + 30",
+        "training.batch_size = 3000",
+        "training.momentum = 2",
+        "vote.samples = 'all'",
+    ]
+    assert str(caught.value).startswith("9 mistakes in the config:\n  ")
+
+
+def test_a_wrong_number_is_not_held_against_others():
+    problems = parse({"data": {"samples_per_worker": "x"}, "vote": {"samples": 9999}}).problems
+    assert len(problems) == 1
+
+
+@pytest.mark.parametrize(
+    ("values", "problem"),
+    [
+        ({"experiment": {"round": 3}}, "experiment.round = 3: unknown key; did you mean 'rounds'?"),
+        ({"rounds": 3}, "rounds: unknown key; there are experiment, data, model, training,"),
+        ({"votes": {}}, "votes: unknown key; did you mean 'vote'?"),
+        ({"a.b": 1}, "a.b: unknown key; there are experiment,"),
+        ({"vote": {"a.b": 1}}, "vote.a.b = 1: unknown key; there are samples, gate,"),
+        ({"vote": {"": 1}}, "vote. = 1: unknown key; there are samples, gate,"),
+        ({1: 2}, "1: unknown key; there are experiment,"),
+        ({"vote": 3}, "vote = 3: must be a section"),
+        ({"vote": [{}]}, "vote = [{}]: must be a section"),
+    ],
+)
+def test_an_unknown_key_or_section_is_named_and_a_near_one_offered(values, problem):
+    (found,) = parse(values).problems
+    assert found.startswith(problem)
+
+
+json_like = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner),
+    max_leaves=5,
+)
+KEYS = [
+    (section, key)
+    for section, field in Config.model_fields.items()
+    for key in field.annotation.model_fields
+]
+
+
+@given(st.dictionaries(st.sampled_from(KEYS), json_like, max_size=4), json_like)
+def test_nothing_but_mistakes_comes_out_of_nonsense(changes, section):
+    values = {"model": section}
+    for (name, key), value in changes.items():
+        if isinstance(values.setdefault(name, {}), dict):
+            values[name][key] = value
+    parsed = parse(values)
+    assert all(isinstance(problem, str) for problem in parsed.problems)
+    if not parsed.problems:
+        assert parse(tomllib.loads(parsed.config.as_toml())).checked() == parsed.config
+
+
+def test_a_config_cannot_be_changed_and_shares_nothing_with_the_next():
+    with pytest.raises(ValueError, match="frozen"):
+        Config().experiment.rounds = 5
+    Config().experiment.rules.append("x")
+    assert "x" not in Config().experiment.rules
+
+
+def test_settings_are_put_over_the_values():
+    values = {"experiment": {"rounds": 5}, "attack": {"name": "bomb"}}
+    changed = apply_settings(
+        values,
+        [
+            "experiment.rounds=7",
+            "federation.byzantine=1/3",
+            'experiment.rules=["mean", "krum"]',
+            "attack.name = none",
+            "experiment.baseline=false",
+            "data.path=a=b",
+        ],
+    )
+    assert changed == {
+        "experiment": {"rounds": 7, "rules": ["mean", "krum"], "baseline": False},
+        "federation": {"byzantine": "1/3"},
+        "attack": {"name": "none"},
+        "data": {"path": "a=b"},
+    }
+    assert values == {"experiment": {"rounds": 5}, "attack": {"name": "bomb"}}
+
+
+def test_a_setting_holds_one_value_only():
+    (text,) = apply_settings({}, ["data.name=1\nother = 2"])["data"].values()
+    assert text == "1\nother = 2"
+
+
+def test_all_settings_that_are_none_are_named():
+    with pytest.raises(ConfigError) as caught:
+        apply_settings({"vote": 3}, ["rounds=3", "a.b.c=3", "experiment.rounds", ".=1", "vote.x=1"])
+    assert [p.split(":")[0] for p in caught.value.problems] == [
+        "--set rounds=3",
+        "--set a.b.c=3",
+        "--set experiment.rounds",
+        "--set .=1",
+        "--set vote.x=1",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [(None, "cannot be read"), (b"rounds = ", "not TOML"), (b"\xff", "not TOML")],
+)
+def test_a_file_that_is_no_toml_is_named(tmp_path, content, message):
+    path = tmp_path / "config.toml"
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(ConfigError, match=f"config.toml: {message}"):
+        read_file(path)
+
+
+def test_a_folder_is_no_config(tmp_path):
+    with pytest.raises(ConfigError, match="cannot be read"):
+        read_file(Path(tmp_path))
