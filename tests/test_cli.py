@@ -237,7 +237,7 @@ def test_own_code_beside_the_config_is_found(config, beside_us, capsys):
     ("body", "message"),
     [
         ("1 / 0", "rule 'own_bad_rule:rule' raised ZeroDivisionError: division by zero"),
-        ("return updates", "rule 'own_bad_rule:rule' must return a tensor of shape (903,); got"),
+        ("return updates", "rule 'own_bad_rule:rule' must return floats of shape (903,); got"),
     ],
 )
 def test_own_code_that_fails_exits_2_with_its_name(config, beside_us, capsys, body, message):

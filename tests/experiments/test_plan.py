@@ -350,3 +350,35 @@ def test_the_config_given_is_left_as_it_was(data):
     before = {section: dict(keys) for section, keys in values.items()}
     make_plan(values, Own(attack=attack))
     assert values == before
+
+
+def test_an_own_rule_that_the_config_does_not_list_is_a_mistake(data):
+    own = Own(rules={"mine": lambda updates, *, f: updates[f]})
+    (problem,) = problems(tiny.values(data), own)
+    assert problem.startswith("own rule 'mine': experiment.rules must list it")
+
+
+@pytest.mark.parametrize("normalise", [True, False])
+def test_own_arrays_become_a_data_set_normalised_as_the_config_says(data, normalise):
+    x = torch.arange(240.0).reshape(120, 2)
+    arrays = (x, torch.arange(120) % 3, x[:9].numpy(), torch.arange(9) % 3)
+    values = tiny.values(data)
+    values["data"] = {**values["data"], "normalise": normalise}
+    plan = make_plan(values, Own(data=arrays))
+    assert plan.dataset.classes == 3
+    assert plan.config.data.name == "own"
+    expected = (x - x.mean(0)) / x.std(0, correction=0) if normalise else x
+    assert torch.allclose(plan.dataset.x_train, expected, atol=1e-5)
+
+
+def test_own_data_that_is_no_data_set_is_refused(data):
+    with pytest.raises(DataError, match="must be a Dataset or"):
+        make_plan(tiny.values(data), Own(data=(1, 2, 3)))
+
+
+@pytest.mark.parametrize("attack", ["rescale", "permute"])
+def test_an_attack_that_the_model_does_not_suit_is_found_before_anything_runs(data, attack):
+    own = Own(model=lambda shape, classes: torch.nn.Sequential(torch.nn.Linear(*shape, classes)))
+    values = {**tiny.values(data), "attack": {"name": attack}}
+    (problem,) = problems(values, own)
+    assert "this attack needs an nn.Sequential whose first two layers" in problem

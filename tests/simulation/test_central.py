@@ -8,6 +8,7 @@ from fractions import Fraction
 import pytest
 import torch
 
+from holdout.attacks import Lie
 from holdout.errors import InfeasibleError, PluginError
 from holdout.experiments.plan import Own, make_plan
 from holdout.experiments.runner import run
@@ -407,9 +408,12 @@ def raising(*_args, **_settings):
         (
             "mine",
             {"rules": {"mine": lambda updates, **_: updates}},
-            r"rule 'mine' must return a tensor of shape \(1704,\); got shape",
+            r"rule 'mine' must return floats of shape \(1704,\); got torch.float32 of shape",
         ),
-        ("mine", {"rules": {"mine": lambda *_, f: f}}, "must return a tensor of shape"),
+        ("mine", {"rules": {"mine": lambda *_, f: f}}, "must return floats of shape"),
+        ("mine", {"rules": {"mine": lambda *_, **__: None}}, "got NoneType"),
+        ("mine", {"rules": {"mine": lambda updates, **_: updates[0].cfloat()}}, "got .*complex64"),
+        ("holdout", {"attack": lambda view: Lie(view.mean, gamma="much")}, "the gamma of attack"),
     ],
 )
 def test_what_own_code_does_wrong_is_said_to_be_its_own(rule, own, message, scene, play):

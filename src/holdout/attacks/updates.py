@@ -84,6 +84,10 @@ class Rescale:
 
     factor: float = 1000.0
 
+    def check_model(self, model: nn.Module) -> None:
+        """Refuse a model without such layers, before anything is run."""
+        _hidden_pair(model)
+
     def __call__(self, view: View) -> Lie:
         """The same vector from every Byzantine proposer."""
         target = view.weights - view.learning_rate * view.mean
@@ -98,6 +102,10 @@ class Rescale:
 @dataclass(frozen=True, slots=True)
 class Permute:
     """An honest step, to a network whose hidden units stand in another order."""
+
+    def check_model(self, model: nn.Module) -> None:
+        """Refuse a model without such layers, before anything is run."""
+        _hidden_pair(model)
 
     def __call__(self, view: View) -> Lie:
         """The same vector from every Byzantine proposer."""

@@ -424,10 +424,16 @@ def _check_fit(plan: Plan) -> None:
         )
     if not problems:
         try:
-            plan.federation(curve, seed)
+            model = plan.federation(curve, seed).model
+            for attacked, _ in plan.curves:
+                getattr(attacked.act, "check_model", _accept)(model)
         except (ModelError, DataError) as error:
             key = "model.name" if isinstance(error, ModelError) else "data.partition"
             value = config.model.name if isinstance(error, ModelError) else config.data.partition
             problems.append(f"{key} = {value!r}: {error}")
     if problems:
         raise ConfigError(problems)
+
+
+def _accept(model: torch.nn.Module) -> None:
+    """An attack that works with any model."""

@@ -64,10 +64,14 @@ class Booth:
             elif voter in self.byzantine:
                 sent.append((voter, self._byzantine_ballot(voter, proposals, coalition, sheet)))
             else:
-                sent.append((voter, self._honest_ballot(voter, sheet).approved))
+                sent.append((voter, self._honest_ballot(voter, proposals, sheet).approved))
         return sent
 
-    def _honest_ballot(self, voter: WorkerId, sheet: Sheet) -> Ballot:
+    def _honest_ballot(
+        self, voter: WorkerId, proposals: tuple[ProposalId, ...], sheet: Sheet
+    ) -> Ballot:
+        if self.terms.forces(len(proposals)):
+            return Ballot(proposals)
         marks = sheet(voter)
         current = marks.current_loss() if self.terms.needs_current_loss else math.inf
         return self.terms.cast(marks.losses, current_loss=current)
@@ -85,7 +89,7 @@ class Booth:
                 proposals=proposals,
                 coalition=coalition,
                 approve_count=self.terms.approve_count(len(proposals)),
-                honest_ballot=lambda: self._honest_ballot(voter, sheet).approved,
+                honest_ballot=lambda: self._honest_ballot(voter, proposals, sheet).approved,
                 ranking=lambda: rank(sheet(voter).losses),
                 source=stream(self.seed, "ballot", self.round_number, voter),
             )

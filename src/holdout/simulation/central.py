@@ -111,11 +111,11 @@ def _apply_rule(stage: Stage, rule: Rule, admitted: AdmittedProposals) -> Decisi
     name = f"rule {stage.curve.rule!r}"
     decision: Decision = guard(name, lambda: apply_rule(admitted, rule, name=stage.curve.rule, f=f))
     update, wanted = decision.update, stage.state.weights.shape
-    if update is None:
+    if decision.outcome is not Outcome.STEP:
         return decision
-    if not isinstance(update, Tensor) or update.shape != wanted:
+    if not isinstance(update, Tensor) or update.shape != wanted or not update.is_floating_point():
         raise PluginError(
-            f"{name} must return a tensor of shape {tuple(wanted)}; got {describe(update)}"
+            f"{name} must return floats of shape {tuple(wanted)}; got {describe(update)}"
         )
     return replace(decision, update=update.detach().float())
 

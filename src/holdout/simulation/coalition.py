@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 
 import torch
 from torch import Tensor
@@ -77,7 +77,10 @@ def send_lies(
     name = f"attack {stage.curve.attack!r}"
     made = guard(name, lambda: act(view))
     lie = made if isinstance(made, Lie) else Lie(made)
-    return _each(name, lie, len(copies)), lie.gamma
+    strength = lie.gamma
+    if strength is not None:
+        strength = guard(f"the gamma of {name}", partial(float, strength))
+    return _each(name, lie, len(copies)), strength
 
 
 def _limited(stage: Stage, honest: Mapping[ProposalId, Tensor]) -> _Knowledge:

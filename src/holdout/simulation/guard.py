@@ -28,4 +28,6 @@ def guard(what: str, action: Callable[[], Any]) -> Any:
 
 def describe(value: object) -> str:
     """A value in a message: a tensor by its shape, anything else by its type."""
-    return f"shape {tuple(value.shape)}" if isinstance(value, Tensor) else repr(type(value))
+    if isinstance(value, Tensor):
+        return f"{value.dtype} of shape {tuple(value.shape)}"
+    return type(value).__name__

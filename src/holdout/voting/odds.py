@@ -11,9 +11,11 @@ from fractions import Fraction
 
 from holdout.voting.committee import approve_count
 
+EXACT_WORKERS_MAX = 20_000  # Integers grow with n; beyond this, logarithms (to about 1e-9) do.
+
 
 def hypergeometric_tail(*, workers: int, byzantine: int, drawn: int, at_least: int) -> float:
-    """P[X >= at_least]: exact but for the rounding of a float sum of positive terms."""
+    """P[X >= at_least]: exact but for the rounding of floats."""
     lowest = max(0, drawn - (workers - byzantine))
     highest = min(drawn, byzantine)
     if at_least <= lowest:
@@ -21,12 +23,7 @@ def hypergeometric_tail(*, workers: int, byzantine: int, drawn: int, at_least: i
     if at_least > highest:
         return 0.0
     x = at_least
-    # Python divides integers of any size with one rounding at the end.
-    term = (
-        math.comb(byzantine, x)
-        * math.comb(workers - byzantine, drawn - x)
-        / math.comb(workers, drawn)
-    )
+    term = _probability(workers, byzantine, drawn, x)
     terms = []
     while x <= highest and term > 0.0:
         terms.append(term)
@@ -34,6 +31,19 @@ def hypergeometric_tail(*, workers: int, byzantine: int, drawn: int, at_least: i
         term *= (byzantine - x) * (drawn - x) / ((x + 1) * honest_left)
         x += 1
     return min(1.0, math.fsum(terms))
+
+
+def _probability(workers: int, byzantine: int, drawn: int, x: int) -> float:
+    """P[X = x]."""
+    choices = ((byzantine, x), (workers - byzantine, drawn - x), (workers, drawn))
+    if workers <= EXACT_WORKERS_MAX:
+        first, second, all_draws = (math.comb(n, k) for n, k in choices)
+        # Python divides integers of any size with one rounding at the end.
+        return first * second / all_draws
+    first_log, second_log, all_log = (
+        math.lgamma(n + 1) - math.lgamma(k + 1) - math.lgamma(n - k + 1) for n, k in choices
+    )
+    return math.exp(first_log + second_log - all_log)
 
 
 def majority_failure(*, workers: int, byzantine: int, drawn: int) -> float:

@@ -54,6 +54,10 @@ class Terms:
         """How many proposals a ballot may name."""
         return approve_count(proposal_count, self.f)
 
+    def forces(self, proposal_count: int) -> bool:
+        """Whether a ballot must name every proposal, so that nobody need look at the losses."""
+        return self.gate is None and self.approve_count(proposal_count) == proposal_count
+
     def cast(self, losses: Mapping[ProposalId, float], *, current_loss: float) -> Ballot:
         """An honest voter's ballot."""
         return cast_ballot(
