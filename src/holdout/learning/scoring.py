@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from holdout.errors import MisuseError
-from holdout.learning import layers, vector
+from holdout.learning import layers, threads, vector
 from holdout.learning.layers import Affine, Step
 
 # Floats in a block's widest activations: 8 MB measured best with caches of 1 MB (L2), 32 MB (L3).
@@ -153,19 +153,36 @@ def _mixer(first: Affine, mix: Tensor) -> Head:
 
 def _run(plan: _Plan, head: Head, later: Tensor, *, x: Tensor, y: Tensor, losses: Tensor) -> None:
     """Fills the losses of as many candidates as `later` has rows: their weights after the first."""
-    count = len(later)
     tail = [_stacked(step, later, plan.first.stop) for step in plan.after]
-    units = BLOCK_FLOATS // (count * plan.widest * BLOCK_SAMPLES_UNIT)
-    size = max(units, 1) * BLOCK_SAMPLES_UNIT
-    for start in range(0, len(x), size):
-        block = slice(start, start + size)
-        h = x[block]
-        for step in plan.before:
-            h = layers.apply(step.module, h)
-        h = head(h)
-        for layer in tail:
-            h = layer(h)
-        losses[:, block] = _cross_entropy_(h, y[block])
+
+    def fill(block: slice) -> None:
+        with torch.no_grad():  # Of each thread its own.
+            h = x[block]
+            for step in plan.before:
+                h = layers.apply(step.module, h)
+            h = head(h)
+            for layer in tail:
+                h = layer(h)
+            losses[:, block] = _cross_entropy_(h, y[block])
+
+    blocks = _blocks(len(x), len(later) * plan.widest)
+    if isinstance(plan.first.module, nn.Conv2d):
+        threads.run_all(fill, blocks)
+    else:
+        # Mostly one large matrix product, which torch's own threads share better.
+        for block in blocks:
+            fill(block)
+
+
+def _blocks(samples: int, floats: int) -> list[slice]:
+    """The samples in parts whose activations fit the cache: an even number of parts, alike."""
+    if samples == 0:
+        return []
+    size = max(BLOCK_FLOATS // floats, BLOCK_SAMPLES_UNIT)
+    pairs = -(-samples // (2 * size))
+    unit = 2 * pairs * BLOCK_SAMPLES_UNIT
+    size = -(-samples // unit) * BLOCK_SAMPLES_UNIT
+    return [slice(start, start + size) for start in range(0, samples, size)]
 
 
 def _stacked(step: Step, later: Tensor, offset: int) -> Callable[[Tensor], Tensor]:

@@ -1,0 +1,60 @@
+"""Pieces of work on several threads: all done, errors kept, results the same for any number."""
+
+import threading
+
+import pytest
+import torch
+
+from holdout.learning import models, vector
+from holdout.learning.scoring import sample_losses
+from holdout.learning.threads import run_all
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3])
+def test_every_piece_is_done_once(threads):
+    torch.set_num_threads(threads)
+    done = []
+    run_all(done.append, range(20))
+    assert sorted(done) == list(range(20))
+
+
+def test_each_piece_runs_on_one_thread_and_the_caller_keeps_its_own():
+    torch.set_num_threads(2)
+    seen = []
+    run_all(lambda _: seen.append((torch.get_num_threads(), threading.get_ident())), range(6))
+    assert {count for count, _ in seen} == {1}
+    assert threading.get_ident() not in {who for _, who in seen}
+    assert torch.get_num_threads() == 2
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_an_error_is_raised_once_no_piece_is_running(threads):
+    torch.set_num_threads(threads)
+    started, ended = [], []
+
+    def work(piece):
+        started.append(piece)
+        try:
+            if piece == 1:
+                raise ValueError("piece 1")
+        finally:
+            ended.append(piece)
+
+    with pytest.raises(ValueError, match="piece 1"):
+        run_all(work, range(8))
+    assert started == ended or sorted(started) == sorted(ended) == list(range(8))
+
+
+def test_losses_of_convolutions_are_the_same_to_the_bit_for_any_number_of_threads():
+    shape = (3, 32, 32)
+    model = models.build(models.MODELS["lenet5"], shape, 10, seed=0)
+    generator = torch.Generator().manual_seed(0)
+    weights = vector.flatten(model)
+    candidates = weights + 0.01 * torch.randn(5, len(weights), generator=generator)
+    x = torch.randn(3001, *shape, generator=generator)
+    y = torch.randint(0, 10, (3001,), generator=generator)
+    found = []
+    for threads in (1, 2, 3):
+        torch.set_num_threads(threads)
+        found.append(sample_losses(model, candidates, x, y))
+    assert all(torch.equal(losses, found[0]) for losses in found)
