@@ -5,7 +5,10 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: run test check format bench soak clean
+# See holdout/__main__.py: without this, two busy processes on shared cores crawl.
+export OMP_WAIT_POLICY ?= PASSIVE
+
+.PHONY: run test check format bench readme soak clean
 
 run: $(READY)  ## The demo: HoldOut SGD against Krum and others, under attack, offline.
 	$(BIN)/holdout run
@@ -31,6 +34,11 @@ format: $(READY)
 
 bench: $(READY)  ## Speed, as ratios within one run; writes bench/results.json.
 	$(BIN)/python -m bench.run
+
+readme: $(READY)  ## The README's table: the demo with ten seeds (about ten minutes).
+	rm -rf runs/readme
+	$(BIN)/holdout run --set experiment.seeds='[0,1,2,3,4,5,6,7,8,9]' --out runs/readme
+	$(BIN)/python tools/readme_table.py runs/readme
 
 soak: $(READY)  ## Long end-to-end tests, many seeds.
 	$(BIN)/python -m pytest -q --soak

@@ -1,8 +1,14 @@
 """`python -m holdout` and the command `holdout`."""
 
+import os
 import sys
 
 from holdout.cli import run_command
+
+# Torch's threads, while they wait for each other, keep a core busy by default. Where another
+# process wants that core, both then crawl, by a factor of ten and more; asleep they cost nothing.
+# It must be said before torch is loaded, which commands do only when they need it.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 
 def main() -> None:

@@ -5,5 +5,5 @@
     result = run({"data": {"name": "mnist-5k", "samples_per_worker": 400}, ...})
     print(result.accuracy("holdout"))
 
-This file imports nothing, so that `holdout plan` and a config's mistakes need no torch.
+This file imports nothing, so that `holdout plan` needs no torch.
 """
