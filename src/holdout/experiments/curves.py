@@ -112,13 +112,18 @@ def group(rounds: Iterable[Round]) -> list[Curve]:
     ]
 
 
+def name_of(rule: str) -> str:
+    """A rule's name for people."""
+    return RULE_NAMES.get(rule, rule)
+
+
 def label(rule: str, attack: str, *, name_attack: bool = False) -> str:
     """A curve's name for people.
 
     >>> label("krum", "alie"), label("mean", "none"), label("krum", "alie", name_attack=True)
     ('Krum', 'mean, no attack', 'Krum, alie')
     """
-    name = RULE_NAMES.get(rule, rule)
+    name = name_of(rule)
     if attack == NO_ATTACK:
         return f"{name}, no attack"
     return f"{name}, {attack}" if name_attack else name

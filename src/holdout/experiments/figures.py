@@ -6,7 +6,8 @@ grey. HoldOut has the same look in every figure, and the unattacked mean is dash
 
 import io
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -16,10 +17,15 @@ from matplotlib.lines import Line2D
 from matplotlib.style import context
 from matplotlib.ticker import MaxNLocator
 
-from holdout.experiments.curves import NO_ATTACK, Curve
+from holdout.experiments.curves import NO_ATTACK, Curve, name_of
 
 SIZE_INCHES = (7.2, 4.0)
+PANEL_INCHES = 3.6
 DPI = 240
+SETTINGS: list[Any] = [
+    "default",
+    {"font.size": 9, "axes.linewidth": 0.8, "axes.titlesize": 9.5, "legend.fontsize": 8.5},
+]
 LABEL_CHARACTERS_MAX = 32
 MARKERS_PER_CURVE = 8
 
@@ -82,32 +88,71 @@ def looks(curves: Sequence[Curve]) -> list[Look]:
 def accuracy_png(curves: Sequence[Curve]) -> bytes:
     """The accuracy of every curve over the rounds; the same curves give the same bytes."""
     # The user's own matplotlib settings must not change the picture.
-    with context(["default", {"font.size": 9, "axes.linewidth": 0.8, "legend.fontsize": 8.5}]):
+    with context(SETTINGS):
         figure = Figure(figsize=SIZE_INCHES, dpi=DPI, layout="constrained")
-        FigureCanvasAgg(figure)
-        axes = figure.add_subplot()
-        axes.set_xlabel("round")
+        axes = _prepared(figure.add_subplot())
         axes.set_ylabel("test accuracy (%)")
-        axes.spines[["top", "right"]].set_visible(False)
-        axes.grid(color="#E4E7EB", linewidth=0.7)
-        axes.set_axisbelow(True)
-        drawn = _draw(axes, curves)
+        drawn = _draw(axes, curves, looks(curves))
         if drawn:
             _add_legend(figure, curves, drawn)
         else:
             axes.set(xlim=(0, 1), ylim=(0, 100), xticks=[])
             axes.text(0.5, 50, "no round was evaluated", ha="center", va="center", color="#5F6B7A")
-        content = io.BytesIO()
-        # A version or a date in the file would make equal results differ.
-        figure.savefig(content, format="png", metadata={"Software": None})
+        return _png(figure)
+
+
+def panels_png(panels: Sequence[tuple[str, Sequence[Curve]]]) -> bytes:
+    """Several experiments side by side, each with its title; a rule looks the same in all."""
+    widest = max((curves for _, curves in panels), key=len)
+    by_rule = {
+        curve.rule: look
+        for curve, look in zip(widest, looks(widest), strict=True)
+        if not curve.is_baseline
+    }
+    width = PANEL_INCHES * len(panels) + SIZE_INCHES[0] - SIZE_INCHES[1]
+    with context(SETTINGS):
+        figure = Figure(figsize=(width, SIZE_INCHES[1]), dpi=DPI, layout="constrained")
+        entries: dict[str, tuple[float, str, Line2D]] = {}
+        for place, (title, curves) in enumerate(panels, start=1):
+            axes = _prepared(figure.add_subplot(1, len(panels), place))
+            axes.set_title(title)
+            if place == 1:
+                axes.set_ylabel("test accuracy (%)")
+            # Which attack it is stands in the title.
+            shown = [c if c.is_baseline else replace(c, label=name_of(c.rule)) for c in curves]
+            chosen = [
+                look if curve.is_baseline else by_rule.get(curve.rule, look)
+                for curve, look in zip(shown, looks(shown), strict=True)
+            ]
+            entries |= {entry[1]: entry for entry in _draw(axes, shown, chosen)}
+        if entries:
+            _add_legend(figure, widest, list(entries.values()))
+        return _png(figure)
+
+
+def _prepared(axes: Axes) -> Axes:
+    axes.set_xlabel("round")
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.grid(color="#E4E7EB", linewidth=0.7)
+    axes.set_axisbelow(True)
+    return axes
+
+
+def _png(figure: Figure) -> bytes:
+    FigureCanvasAgg(figure)
+    content = io.BytesIO()
+    # A version or a date in the file would make equal results differ.
+    figure.savefig(content, format="png", metadata={"Software": None})
     return content.getvalue()
 
 
-def _draw(axes: Axes, curves: Sequence[Curve]) -> list[tuple[float, str, Line2D]]:
+def _draw(
+    axes: Axes, curves: Sequence[Curve], chosen: Sequence[Look]
+) -> list[tuple[float, str, Line2D]]:
     """Draw the curves; the final accuracy, label and line of each that has a measured round."""
     drawn = []
     rounds_max, low, high = 1, 100.0, 0.0
-    for place, (curve, look) in enumerate(zip(curves, looks(curves), strict=True)):
+    for place, (curve, look) in enumerate(zip(curves, chosen, strict=True)):
         line = curve.line("accuracy", scale=100.0)
         if not line.rounds:
             continue

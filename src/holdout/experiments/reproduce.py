@@ -1,0 +1,119 @@
+"""The paper's figures from one command each: `holdout reproduce mnist` and `... cifar10`.
+
+A figure is a row of panels, a panel an experiment of its own: a config in `paper/`, a run folder,
+resumable. Where the paper leaves open what "chosen by the rule" means for the attacker, there is a
+panel for each reading.
+"""
+
+import tomllib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from importlib.resources import files
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from holdout import results
+from holdout.config import apply_settings
+from holdout.data.datasets import load
+from holdout.errors import RunFolderError
+from holdout.experiments.curves import TableRow, final_table, group
+from holdout.experiments.figures import panels_png
+from holdout.experiments.plan import Own, make_plan
+from holdout.experiments.runner import Watch, run
+from holdout.results import read_run, write_atomic
+
+FIGURE = "figure.png"
+
+
+@dataclass(frozen=True, slots=True)
+class Panel:
+    """One part of a figure: the name of its config and folder, and what stands above it."""
+
+    name: str
+    title: str
+
+
+FIGURES: Mapping[str, Sequence[Panel]] = MappingProxyType(
+    {
+        "mnist": (
+            Panel("mnist-left", "nobody lies"),
+            Panel("mnist-right", "33 % lie, all copies must pass"),
+            Panel("mnist-any", "33 % lie, any copy suffices"),
+        ),
+        "cifar10": (
+            Panel("cifar10", "33 % lie, all copies must pass"),
+            Panel("cifar10-any", "33 % lie, any copy suffices"),
+        ),
+    }
+)
+
+
+QUICK: Mapping[str, list[str]] = MappingProxyType(
+    {
+        "mnist": ["experiment.rounds=15", "experiment.seeds=[0]", "experiment.evaluate_every=3"],
+        "cifar10": ["experiment.rounds=10", "experiment.seeds=[0]", "experiment.evaluate_every=2"],
+    }
+)
+"""What `--quick` cuts down; everything else stays as in the paper."""
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """A finished figure: where it is, and the final table of each panel."""
+
+    path: Path
+    tables: Sequence[tuple[Panel, Sequence[TableRow]]]
+
+
+def panel_values(name: str) -> dict[str, Any]:
+    """A panel's config, as TOML gives it."""
+    folder = files("holdout.experiments").joinpath("paper")
+    return tomllib.loads(folder.joinpath(f"{name}.toml").read_text("utf-8"))
+
+
+def reproduce(
+    name: str,
+    *,
+    data: Path,
+    out: Path,
+    settings: Sequence[str] = (),
+    resume: bool = False,
+    watch: Callable[[Panel], Watch | None] = lambda _panel: None,
+) -> Figure:
+    """Run every panel of a figure into `out` and draw it; `resume`: go on where it stopped."""
+    if not resume and out.exists() and any(out.iterdir()):
+        raise RunFolderError(f"{out} exists and is not empty; choose another --out, or --resume")
+    panels = FIGURES[name]
+    configs = [
+        apply_settings(panel_values(panel.name), [f"data.path={data}", *settings])
+        for panel in panels
+    ]
+    # Read once for all panels, and before anything is written.
+    own = Own(data=load(name, path=data, normalise=False))
+    for values in configs:
+        make_plan(values, own)
+    for panel, values in zip(panels, configs, strict=True):
+        folder = out / panel.name
+        begun = resume and (folder / results.CONFIG).exists()
+        run(values, out=folder, resume=begun, own=own, watch=watch(panel))
+    return draw(name, out)
+
+
+def draw(name: str, out: Path) -> Figure:
+    """The figure of run folders that are there, from their results alone."""
+    runs = [(panel, read_run(out / panel.name)) for panel in FIGURES[name]]
+    parts = [(_title(panel, found.config), group(found.rounds)) for panel, found in runs]
+    write_atomic(out / FIGURE, panels_png(parts))
+    return Figure(out / FIGURE, [(panel, final_table(found.rounds)) for panel, found in runs])
+
+
+def _title(panel: Panel, config: Mapping[str, Any]) -> str:
+    """The panel's title; where the run was cut down, it says so."""
+    planned, found = panel_values(panel.name)["experiment"], config["experiment"]
+    less = []
+    if found["rounds"] < planned["rounds"]:
+        less.append(f"{found['rounds']} of {planned['rounds']} rounds")
+    if len(found["seeds"]) < len(planned["seeds"]):
+        less.append(f"{len(found['seeds'])} of {len(planned['seeds'])} seeds")
+    return f"{panel.title}\n({', '.join(less)})" if less else panel.title
