@@ -9,6 +9,7 @@ from pathlib import Path
 
 from holdout.experiments.curves import TableRow, final_table
 from holdout.results import read_run
+from holdout.terminal import accuracy_text
 
 README = Path(__file__).resolve().parent.parent / "README.md"
 MARKED = re.compile(r"(<!-- demo table -->\n).*?(<!-- /demo table -->)", re.DOTALL)
@@ -24,13 +25,10 @@ def main() -> None:
 
 
 def _line(row: TableRow) -> str:
-    accuracy = "-" if row.accuracy is None else f"{100 * row.accuracy:.1f} %"
-    if row.spread is not None:
-        accuracy += f" ± {100 * row.spread:.1f}"
     if row.attack == "none":
-        return f"| {row.label} | {accuracy} | | |"
+        return f"| {row.label} | {accuracy_text(row)} | | |"
     drop = "" if row.drop is None else f"{row.drop:.1f} points"
-    return f"| {row.label} | | {accuracy} | {drop} |"
+    return f"| {row.label} | | {accuracy_text(row)} | {drop} |"
 
 
 if __name__ == "__main__":

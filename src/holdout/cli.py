@@ -13,14 +13,10 @@ import sys
 from collections.abc import Iterator, Sequence
 from fractions import Fraction
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 from holdout import __version__
 from holdout.errors import UserError
-
-if TYPE_CHECKING:
-    from holdout.experiments.runner import Progress as RoundProgress
-    from holdout.experiments.runner import Result
 
 EXIT_OK, EXIT_FAILURE, EXIT_USER, EXIT_INTERRUPTED = 0, 1, 2, 130
 
@@ -29,7 +25,9 @@ def run_command(arguments: Sequence[str]) -> int:
     """Run one command; the exit code."""
     try:
         options = _parser().parse_args(arguments)
-        command = {"run": _run, "report": _report, "plan": _plan}[options.command]
+        command = {"run": _run, "reproduce": _reproduce, "report": _report, "plan": _plan}[
+            options.command
+        ]
         command(options)
         sys.stdout.flush()
     except UserError as error:
@@ -65,20 +63,31 @@ def _parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     run.add_argument("config", nargs="?", type=Path, metavar="CONFIG.toml")
-    run.add_argument(
-        "--set",
-        action="append",
-        default=[],
-        dest="settings",
-        metavar="SECTION.KEY=VALUE",
-        help="put a value over the config's; may be given several times",
-    )
+    _add_settings(run)
     run.add_argument(
         "--out", type=Path, metavar="DIR", help="run folder (default: runs/NAME, -2, -3, ...)"
     )
     run.add_argument(
         "--resume", action="store_true", help="go on with an interrupted run of the same config"
     )
+
+    again = commands.add_parser(
+        "reproduce",
+        help="the paper's figures on the full data",
+        description="Run the paper's experiments on MNIST or CIFAR-10 and draw its figure. "
+        "In full this takes long (CIFAR-10: many hours); it can be stopped and resumed.",
+        allow_abbrev=False,
+    )
+    again.add_argument("figure", choices=["mnist", "cifar10"])
+    again.add_argument(
+        "--data", type=Path, required=True, metavar="DIR", help="folder with the standard files"
+    )
+    again.add_argument(
+        "--quick", action="store_true", help="fewer rounds, one seed; labelled as such"
+    )
+    _add_settings(again)
+    again.add_argument("--out", type=Path, metavar="DIR", help="default: runs/paper-FIGURE")
+    again.add_argument("--resume", action="store_true", help="go on with an interrupted run")
 
     report = commands.add_parser(
         "report",
@@ -115,6 +124,17 @@ def _parser() -> argparse.ArgumentParser:
     )
     plan.add_argument("--json", action="store_true", help="print one JSON document, nothing else")
     return parser
+
+
+def _add_settings(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        dest="settings",
+        metavar="SECTION.KEY=VALUE",
+        help="put a value over the config's; may be given several times",
+    )
 
 
 def _count(text: str) -> int:
@@ -167,10 +187,11 @@ def _report(options: argparse.Namespace) -> None:
     from holdout.experiments.curves import final_table
     from holdout.experiments.report import write_report
     from holdout.results import read_run
+    from holdout.terminal import print_table
 
     for folder in options.folders:
         page = write_report(folder)
-        _print_table(final_table(read_run(folder).rounds), folder.resolve().name)
+        print_table(final_table(read_run(folder).rounds), folder.resolve().name)
         print(f"report: {page}")
 
 
@@ -194,12 +215,42 @@ def _run(options: argparse.Namespace) -> None:
             if options.resume
             else results.free_path(Path("runs"), name)
         )
-    with _say_how_to_resume(folder):
-        result = _run_watched(values, folder, resume=options.resume)
+    from holdout.experiments.runner import run
+    from holdout.terminal import print_table, watching
+
+    # The folder holds its config, so nothing else needs to be said again.
+    again = ["holdout", "run", "--out", str(folder), "--resume"]
+    with _say_how_to_resume(folder / results.CONFIG, again), watching() as watch:
+        result = run(values, out=folder, resume=options.resume, watch=watch(""))
     for note in result.notes:
         print(f"note: {note}", file=sys.stderr)
-    _print_table(result.table(), parsed.config.experiment.name)
+    print_table(result.table(), parsed.config.experiment.name)
     print(f"report: {folder / 'report.html'}")
+
+
+def _reproduce(options: argparse.Namespace) -> None:
+    from holdout.experiments.reproduce import QUICK, reproduce
+    from holdout.terminal import print_table, watching
+
+    out = options.out or Path("runs") / f"paper-{options.figure}{'-quick' * options.quick}"
+    settings = [*(QUICK[options.figure] if options.quick else []), *options.settings]
+    flags = [*(["--quick"] * options.quick), *(f"--set={setting}" for setting in options.settings)]
+    again = ["holdout", "reproduce", options.figure, "--data", str(options.data), *flags]
+    with (
+        _say_how_to_resume(out, [*again, "--out", str(out), "--resume"]),
+        watching() as watch,
+    ):
+        figure = reproduce(
+            options.figure,
+            data=options.data,
+            out=out,
+            settings=settings,
+            resume=options.resume,
+            watch=lambda panel: watch(f"{panel.name}: "),
+        )
+    for title, rows in figure.tables:
+        print_table(rows, title)
+    print(f"figure: {figure.path}")
 
 
 def _demo_values() -> dict[str, Any]:
@@ -209,102 +260,13 @@ def _demo_values() -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def _say_how_to_resume(folder: Path) -> Iterator[None]:
-    from holdout.results import CONFIG
-
+def _say_how_to_resume(begun: Path, command: Sequence[str]) -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt:
-        if (folder / CONFIG).exists():
-            # The folder holds its config, so nothing else needs to be said again.
-            command = shlex.join(["holdout", "run", "--out", str(folder), "--resume"])
+        if begun.exists():
             print(
-                f"\nEverything done so far is kept. Go on with:\n  {command}",
+                f"\nEverything done so far is kept. Go on with:\n  {shlex.join(command)}",
                 file=sys.stderr,
             )
         raise
-
-
-def _run_watched(values: dict[str, Any], folder: Path, *, resume: bool) -> "Result":
-    from rich.console import Console
-
-    from holdout.experiments.runner import run
-
-    # The bar goes to standard error, so that standard output holds the result alone.
-    console = Console(stderr=True)
-    if not console.is_terminal:
-        return run(values, out=folder, resume=resume, watch=_print_line)
-    from rich.progress import (
-        BarColumn,
-        Progress,
-        TextColumn,
-        TimeElapsedColumn,
-        TimeRemainingColumn,
-    )
-
-    bar = Progress(
-        TextColumn("{task.description}", markup=False),
-        BarColumn(),
-        TextColumn("{task.percentage:3.0f} %"),
-        TimeElapsedColumn(),
-        TextColumn("left:"),
-        TimeRemainingColumn(),
-        console=console,
-        transient=True,
-    )
-    with bar:
-        task = bar.add_task("checking the config, loading the data", total=None)
-        shown = {"curve": "", "accuracy": ""}
-
-        def watch(progress: "RoundProgress") -> None:
-            record = progress.record
-            curve = f"{record.rule} ({record.attack}, seed {record.seed})"
-            if curve != shown["curve"]:
-                shown.update(curve=curve, accuracy="")
-            if record.accuracy is not None:
-                shown["accuracy"] = f", accuracy {100 * record.accuracy:.1f} %"
-            bar.update(
-                task,
-                description=f"{curve}: round {record.round}{shown['accuracy']}",
-                completed=progress.rounds_done,
-                total=progress.rounds_total,
-            )
-
-        return run(values, out=folder, resume=resume, watch=watch)
-
-
-def _print_line(progress: "RoundProgress") -> None:
-    record = progress.record
-    if record.accuracy is not None:
-        share = 100 * progress.rounds_done / progress.rounds_total
-        print(
-            f"{share:3.0f} %  {record.rule} ({record.attack}, seed {record.seed}): "
-            f"round {record.round}, accuracy {100 * record.accuracy:.1f} %",
-            file=sys.stderr,
-            flush=True,
-        )
-
-
-def _print_table(rows: Sequence[Any], title: str) -> None:
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table(title=f"Test accuracy at the end ({title})", title_justify="left")
-    table.add_column("rule", no_wrap=True)
-    for column in ("without attack", "under attack", "drop"):
-        table.add_column(column, justify="right", no_wrap=True)
-    for row in rows:
-        accuracy = "-" if row.accuracy is None else f"{100 * row.accuracy:.1f} %"
-        if row.accuracy is not None and row.spread is not None:
-            accuracy += f" ± {100 * row.spread:.1f}"
-        if row.diverged:
-            accuracy += " (diverged)"
-        unattacked = row.attack == "none"
-        table.add_row(
-            row.label,
-            accuracy if unattacked else "",
-            "" if unattacked else accuracy,
-            "" if unattacked or row.drop is None else f"{row.drop:.1f} points",
-        )
-    # A rule's name is the user's: no part of it is markup.
-    Console(markup=False, emoji=False).print(table)

@@ -85,7 +85,8 @@ def _bulyan(line: Line) -> Callable[[float], bool]:
         kept = line.honest[[index for index in chosen if index < honest]]
         copies = len(chosen) - len(kept)
         nearest = line.count - 4 * line.f
-        return copies > 0 and _is_near_median(kept, line.at(strength), copies, nearest)
+        ordered = kept.sort(dim=0).values
+        return copies > 0 and _is_near_median(ordered, line.at(strength), copies, nearest)
 
     return passes
 
@@ -121,16 +122,30 @@ def _by_place(places: Callable[[int, int], tuple[int, int]]) -> Prepare:
 def _by_nearness(line: Line) -> Callable[[float], bool]:
     """Mean around median: the n - f values nearest the median are kept."""
     nearest = line.count - line.f
-    return lambda strength: _is_near_median(line.honest, line.at(strength), line.copies, nearest)
+    ordered = line.honest.sort(dim=0).values
+    return lambda strength: _is_near_median(ordered, line.at(strength), line.copies, nearest)
 
 
-def _is_near_median(honest: Tensor, lie: Tensor, copies: int, nearest: int) -> bool:
-    """Whether, in half of the coordinates, a copy is one of the values nearest the median."""
-    everybody = torch.cat([honest, lie.expand(copies, -1)]).sort(dim=0).values
-    n = len(everybody)
-    median = (everybody[(n - 1) // 2] + everybody[n // 2]) / 2
-    nearer = ((honest - median).abs() < (lie - median).abs()).sum(dim=0)
+def _is_near_median(ordered: Tensor, lie: Tensor, copies: int, nearest: int) -> bool:
+    """Whether, in half of the coordinates, a copy is one of the values nearest the median.
+
+    `ordered` are the honest values, sorted in each coordinate.
+    """
+    n = len(ordered) + copies
+    low, high = (_at_place(ordered, lie, copies, place) for place in ((n - 1) // 2, n // 2))
+    median = (low + high) / 2
+    nearer = ((ordered - median).abs() < (lie - median).abs()).sum(dim=0)
     return 2 * int((nearer < nearest).sum()) >= len(lie)
+
+
+def _at_place(ordered: Tensor, lie: Tensor, copies: int, place: int) -> Tensor:
+    """What stands in a place when the copies are sorted in among the honest values."""
+    value = lie
+    if place >= copies:
+        value = torch.maximum(value, ordered[place - copies])
+    if place < len(ordered):
+        value = torch.minimum(value, ordered[place])
+    return value
 
 
 PREPARE: Mapping[str, Prepare] = MappingProxyType(

@@ -63,7 +63,7 @@ class Figure:
     """A finished figure: where it is, and the final table of each panel."""
 
     path: Path
-    tables: Sequence[tuple[Panel, Sequence[TableRow]]]
+    tables: Sequence[tuple[str, Sequence[TableRow]]]
 
 
 def panel_values(name: str) -> dict[str, Any]:
@@ -103,9 +103,10 @@ def reproduce(
 def draw(name: str, out: Path) -> Figure:
     """The figure of run folders that are there, from their results alone."""
     runs = [(panel, read_run(out / panel.name)) for panel in FIGURES[name]]
-    parts = [(_title(panel, found.config), group(found.rounds)) for panel, found in runs]
+    titled = [(_title(panel, found.config), found.rounds) for panel, found in runs]
+    parts = [(title.replace(" (", "\n("), group(rounds)) for title, rounds in titled]
     write_atomic(out / FIGURE, panels_png(parts))
-    return Figure(out / FIGURE, [(panel, final_table(found.rounds)) for panel, found in runs])
+    return Figure(out / FIGURE, [(title, final_table(rounds)) for title, rounds in titled])
 
 
 def _title(panel: Panel, config: Mapping[str, Any]) -> str:
@@ -116,4 +117,4 @@ def _title(panel: Panel, config: Mapping[str, Any]) -> str:
         less.append(f"{found['rounds']} of {planned['rounds']} rounds")
     if len(found["seeds"]) < len(planned["seeds"]):
         less.append(f"{len(found['seeds'])} of {len(planned['seeds'])} seeds")
-    return f"{panel.title}\n({', '.join(less)})" if less else panel.title
+    return f"{panel.title} ({', '.join(less)})" if less else panel.title

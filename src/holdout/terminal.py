@@ -1,0 +1,106 @@
+"""What a person sees in the terminal: a progress bar while it runs, a table at the end."""
+
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.table import Table
+
+from holdout.experiments.curves import TableRow
+from holdout.experiments.runner import Progress as RoundProgress
+from holdout.experiments.runner import Watch
+
+
+@contextmanager
+def watching() -> Iterator[Callable[[str], Watch]]:
+    """While this lasts, a bar, or plain lines where standard error is no terminal.
+
+    Gives a function that makes a watch for one run, whose lines start with the text given.
+    """
+    # Standard error, so that standard output holds the result alone.
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        yield _print_lines
+        return
+    bar = Progress(
+        TextColumn("{task.description}", markup=False),
+        BarColumn(),
+        TextColumn("{task.percentage:3.0f} %"),
+        TimeElapsedColumn(),
+        TextColumn("left:"),
+        TimeRemainingColumn(),
+        console=console,
+        transient=True,
+    )
+    with bar:
+        task = bar.add_task("checking the config, loading the data", total=None)
+        yield lambda start: _bar_watch(start, bar, task)
+
+
+def _bar_watch(start: str, bar: Progress, task: object) -> Watch:
+    shown = {"curve": "", "accuracy": ""}
+
+    def watch(progress: RoundProgress) -> None:
+        record = progress.record
+        curve = _curve(progress)
+        if curve != shown["curve"]:
+            shown.update(curve=curve, accuracy="")
+        if record.accuracy is not None:
+            shown["accuracy"] = f", accuracy {100 * record.accuracy:.1f} %"
+        bar.update(
+            task,  # type: ignore[arg-type]
+            description=f"{start}{curve}: round {record.round}{shown['accuracy']}",
+            completed=progress.rounds_done,
+            total=progress.rounds_total,
+        )
+
+    return watch
+
+
+def _print_lines(start: str) -> Watch:
+    def watch(progress: RoundProgress) -> None:
+        record = progress.record
+        if record.accuracy is not None:
+            share = 100 * progress.rounds_done / progress.rounds_total
+            print(
+                f"{share:3.0f} %  {start}{_curve(progress)}: "
+                f"round {record.round}, accuracy {100 * record.accuracy:.1f} %",
+                file=sys.stderr,
+                flush=True,
+            )
+
+    return watch
+
+
+def _curve(progress: RoundProgress) -> str:
+    record = progress.record
+    return f"{record.rule} ({record.attack}, seed {record.seed})"
+
+
+def print_table(rows: Sequence[TableRow], title: str) -> None:
+    """Where each curve ends, at a glance."""
+    table = Table(title=f"Test accuracy at the end ({title})", title_justify="left")
+    table.add_column("rule", no_wrap=True)
+    for column in ("without attack", "under attack", "drop"):
+        table.add_column(column, justify="right", no_wrap=True)
+    for row in rows:
+        unattacked = row.attack == "none"
+        accuracy = accuracy_text(row)
+        table.add_row(
+            row.label,
+            accuracy if unattacked else "",
+            "" if unattacked else accuracy,
+            "" if unattacked or row.drop is None else f"{row.drop:.1f} points",
+        )
+    # A rule's name is the user's: no part of it is markup.
+    Console(markup=False, emoji=False).print(table)
+
+
+def accuracy_text(row: TableRow) -> str:
+    """Mean, spread and whether it diverged."""
+    if row.accuracy is None:
+        return "-"
+    spread = "" if row.spread is None else f" ± {100 * row.spread:.1f}"
+    return f"{100 * row.accuracy:.1f} %{spread}{' (diverged)' * bool(row.diverged)}"

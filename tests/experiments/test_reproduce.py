@@ -1,0 +1,86 @@
+"""The paper's figures: the settings are the paper's, a cut-down run says so, and all resumes."""
+
+import pytest
+
+from holdout.config import apply_settings, parse
+from holdout.errors import DataError, RunFolderError
+from holdout.experiments.reproduce import FIGURES, QUICK, panel_values, reproduce
+
+TINY = [
+    "experiment.rounds=2",
+    "experiment.seeds=[0]",
+    "experiment.threads=1",
+    "data.samples_per_worker=40",
+    "training.batch_size=10",
+    "vote.samples=20",
+]
+PANELS = [(figure, panel.name) for figure, panels in FIGURES.items() for panel in panels]
+
+
+@pytest.mark.parametrize(("figure", "panel"), PANELS)
+def test_every_panel_has_the_papers_numbers(figure, panel):
+    config = parse(panel_values(panel)).checked()
+    sizes = (
+        config.experiment.rounds,
+        config.training.batch_size,
+        config.federation.proposers,
+        config.federation.voters,
+        config.data.samples_per_worker,
+        config.vote.samples,
+    )
+    papers = {"mnist": (100, 83, 30, 30, 2000, 2000), "cifar10": (1000, 256, 12, 12, 1000, 1000)}
+    assert sizes == papers[figure]
+    assert config.experiment.name == panel
+    assert config.data.name == figure
+    assert config.model.name == {"mnist": "mlp", "cifar10": "lenet5"}[figure]
+    assert (config.federation.workers, config.training.learning_rate) == (100, 0.1)
+    assert config.training.momentum == 0
+    lies = config.attack.name != "none"
+    assert config.federation.byzantine_workers == (33 if lies else 0)
+    assert config.federation.f == config.federation.byzantine
+    assert len(config.experiment.seeds) >= (5 if figure == "mnist" else 3)
+
+
+@pytest.mark.parametrize(("figure", "panel"), PANELS)
+def test_quick_cuts_down_rounds_and_seeds_and_nothing_else(figure, panel):
+    whole = parse(panel_values(panel)).checked().as_dict()
+    quick = parse(apply_settings(panel_values(panel), QUICK[figure])).checked().as_dict()
+    changed = {
+        key for key in whole["experiment"] if whole["experiment"][key] != quick["experiment"][key]
+    }
+    assert changed == {"rounds", "seeds", "evaluate_every"}
+    assert {**whole, "experiment": {}} == {**quick, "experiment": {}}
+
+
+def test_missing_data_are_named_before_anything_is_written(tmp_path):
+    with pytest.raises(DataError, match="train-images"):
+        reproduce("mnist", data=tmp_path / "nothing", out=tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.real_data
+def test_an_interrupted_figure_goes_on_to_the_same_picture(real_data, tmp_path):
+    data = real_data / "mnist"
+    whole = reproduce("mnist", data=data, out=tmp_path / "whole", settings=TINY)
+    assert [title for title, _ in whole.tables] == [
+        f"{panel.title} (2 of 100 rounds, 1 of 5 seeds)" for panel in FIGURES["mnist"]
+    ]
+    assert [len(rows) for _, rows in whole.tables] == [6, 7, 7]
+
+    def stop_in_the_second(panel):
+        def watch(_progress):
+            if panel.name == "mnist-right":
+                raise KeyboardInterrupt
+
+        return watch
+
+    out = tmp_path / "parts"
+    with pytest.raises(KeyboardInterrupt):
+        reproduce("mnist", data=data, out=out, settings=TINY, watch=stop_in_the_second)
+    with pytest.raises(RunFolderError, match="not empty"):
+        reproduce("mnist", data=data, out=out, settings=TINY)
+    parts = reproduce("mnist", data=data, out=out, settings=TINY, resume=True)
+    assert parts.tables == whole.tables
+    assert parts.path.read_bytes() == whole.path.read_bytes()
+    assert whole.path.read_bytes().startswith(b"\x89PNG")
