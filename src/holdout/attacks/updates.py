@@ -90,12 +90,10 @@ class Rescale:
 
     def __call__(self, view: View) -> Lie:
         """The same vector from every Byzantine proposer."""
-        target = view.weights - view.learning_rate * view.mean
-        first, second = _hidden_pair(view.model)
-        parts = _parts_of(view.model, target)
-        for part in parts[first]:
+        target, hidden, incoming = _honest_step(view)
+        for part in hidden:
             part.mul_(self.factor)
-        parts[second][0].div_(self.factor)
+        incoming.div_(self.factor)
         return Lie(view.update_towards(target))
 
 
@@ -109,15 +107,12 @@ class Permute:
 
     def __call__(self, view: View) -> Lie:
         """The same vector from every Byzantine proposer."""
-        target = view.weights - view.learning_rate * view.mean
-        first, second = _hidden_pair(view.model)
-        parts = _parts_of(view.model, target)
-        units = len(parts[first][0])
+        target, hidden, incoming = _honest_step(view)
+        units = len(hidden[0])
         order = torch.randperm(units, generator=view.generator())
-        for part in parts[first]:
+        for part in hidden:
             part.copy_(part[order])
         # Behind a flatten, each unit feeds a run of as many inputs as it has pixels.
-        incoming = parts[second][0]
         runs = incoming.view(len(incoming), units, -1)
         runs.copy_(runs[:, order])
         return Lie(view.update_towards(target))
@@ -220,9 +215,14 @@ def _hidden_pair(model: nn.Module) -> tuple[str, str]:
     )
 
 
-def _parts_of(model: nn.Module, target: Tensor) -> dict[str, list[Tensor]]:
-    """Views of the flat target: for each layer its weight and, if it has one, its bias."""
+def _honest_step(view: View) -> tuple[Tensor, list[Tensor], Tensor]:
+    """The weights after the honest mean step, and views into them.
+
+    The views are the parameters of the first layer that has any, and the weight of the second.
+    """
+    target = view.weights - view.learning_rate * view.mean
     parts: dict[str, list[Tensor]] = {}
-    for name, part in vector.unflatten(model, target).items():
+    for name, part in vector.unflatten(view.model, target).items():
         parts.setdefault(name.rpartition(".")[0], []).append(part)
-    return parts
+    first, second = _hidden_pair(view.model)
+    return target, parts[first], parts[second][0]
