@@ -1,12 +1,14 @@
 """Options and fixtures that all tests share."""
 
+import os
 from pathlib import Path
 
 import pytest
 import torch
 
 ROOT = Path(__file__).resolve().parent.parent
-REAL_DATA = ROOT.parent / "shared" / "data"
+REAL_DATA = Path(os.environ.get("HOLDOUT_TEST_DATA") or ROOT.parent / "shared" / "data")
+"""A folder with `mnist` and `cifar10`, the official files in each."""
 
 
 def pytest_addoption(parser):
@@ -34,7 +36,7 @@ def _one_thread():
     torch.set_num_threads(before)
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def real_data() -> Path:
     """The folder with the real MNIST and CIFAR-10 files."""
     return REAL_DATA

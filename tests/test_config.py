@@ -392,7 +392,7 @@ def test_a_setting_holds_one_value_only():
 def test_all_settings_that_are_none_are_named():
     with pytest.raises(ConfigError) as caught:
         apply_settings({"vote": 3}, ["rounds=3", "a.b.c=3", "experiment.rounds", ".=1", "vote.x=1"])
-    assert [p.split(":")[0] for p in caught.value.problems] == [
+    assert [p.split(":")[0] for p in caught.value.problems if p.startswith("--set")] == [
         "--set rounds=3",
         "--set a.b.c=3",
         "--set experiment.rounds",
@@ -416,3 +416,19 @@ def test_a_file_that_is_no_toml_is_named(tmp_path, content, message):
 def test_a_folder_is_no_config(tmp_path):
     with pytest.raises(ConfigError, match="cannot be read"):
         read_file(Path(tmp_path))
+
+
+@pytest.mark.parametrize("name", ["alie", "nan", "zero"])
+def test_an_attacks_name_needs_no_quotes_on_the_command_line(name):
+    config = parse(apply_settings({}, [f"attack.name={name}"])).checked()
+    assert config.attack.name == name
+
+
+def test_a_setting_that_is_none_is_reported_with_the_configs_other_mistakes():
+    with pytest.raises(ConfigError) as caught:
+        apply_settings({"experiment": {"rounds": 0}}, ["rounds", "vote.samples=-1"])
+    said = "\n".join(caught.value.problems)
+    assert len(caught.value.problems) == 3
+    assert "--set rounds" in said
+    assert "experiment.rounds = 0" in said
+    assert "vote.samples = -1" in said

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from holdout import __version__
-from holdout.errors import UserError
+from holdout.errors import PluginError, UserError
 
 EXIT_OK, EXIT_FAILURE, EXIT_USER, EXIT_INTERRUPTED = 0, 1, 2, 130
 
@@ -148,7 +148,7 @@ def _count(text: str) -> int:
 
 
 def _share(text: str) -> Fraction | int:
-    from holdout.config import read_share
+    from holdout.shares import read_share
 
     try:
         return read_share(text)
@@ -263,7 +263,7 @@ def _demo_values() -> dict[str, Any]:
 def _say_how_to_resume(begun: Path, command: Sequence[str]) -> Iterator[None]:
     try:
         yield
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, PluginError):
         if begun.exists():
             print(
                 f"\nEverything done so far is kept. Go on with:\n  {shlex.join(command)}",

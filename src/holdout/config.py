@@ -7,7 +7,6 @@ further up: `holdout.experiments.plan` adds those checks to the same list of mis
 
 import difflib
 import math
-import re
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -28,46 +27,7 @@ from pydantic import (
 from pydantic_core import ErrorDetails
 
 from holdout.errors import ConfigError
-
-
-def read_share(value: object) -> Fraction | int:
-    """An exact share of the workers, or (a whole number from 1) a count of them.
-
-    A float means the decimal that was written, not the binary number nearest to it.
-
-    >>> read_share(0.33), read_share("1/3"), read_share("33"), read_share(33)
-    (Fraction(33, 100), Fraction(1, 3), 33, 33)
-    """
-    refusal = ValueError('must be a share such as 0.33 or "1/3", or a whole number of workers')
-    if isinstance(value, bool) or not isinstance(value, int | float | str | Fraction):
-        raise refusal
-    # An exponent of many digits would keep the exact arithmetic busy for hours.
-    if isinstance(value, str) and re.search(r"e[-+]?[0-9_]{4}", value.lower()):
-        raise refusal
-    try:
-        share = Fraction(repr(value)) if isinstance(value, float) else Fraction(value)
-    except (ValueError, ZeroDivisionError):
-        raise refusal from None
-    if share < 0:
-        raise ValueError("must not be negative")
-    if share < 1:
-        return share
-    if share.denominator != 1:
-        raise ValueError("must be a share below 1, or a whole number of workers")
-    return int(share)
-
-
-def write_share(share: Fraction | int) -> float | int | str:
-    """The shortest way to write a share that reads back exactly."""
-    if isinstance(share, int):
-        return share
-    decimal = float(share)
-    return decimal if Fraction(repr(decimal)) == share else str(share)
-
-
-def byzantine_count(share: Fraction | int, workers: int) -> int:
-    """How many of the workers are Byzantine: floor(share * n), or the number itself."""
-    return share if isinstance(share, int) else math.floor(share * workers)
+from holdout.shares import byzantine_count, read_share, write_share
 
 
 def _plain(value: object) -> object:
@@ -99,6 +59,14 @@ Share = Annotated[
 Count = Annotated[int, Field(ge=1)]
 Name = Annotated[str, StringConstraints(min_length=1)]
 FolderName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$")]
+
+
+def _nan_as_name(value: object) -> object:
+    """TOML takes the name of the attack `nan`, written without quotes, for a number."""
+    return "nan" if isinstance(value, float) and math.isnan(value) else value
+
+
+AttackName = Annotated[Name, BeforeValidator(_nan_as_name)]
 
 
 class Section(BaseModel):
@@ -213,7 +181,7 @@ class Attack(Section):
     model_config = ConfigDict(extra="allow")
     __pydantic_extra__: dict[str, Annotated[Any, BeforeValidator(_plain)]]
 
-    name: Name = "alie"
+    name: AttackName = "alie"
     gamma: Annotated[float, Field(ge=0)] | Literal["adaptive", "krum"] = "adaptive"
     gamma_max: Annotated[float, Field(ge=0)] = 30.0
     passing: Literal["any", "all"] = "any"
@@ -321,7 +289,7 @@ def apply_settings(values: Mapping[str, Any], settings: list[str]) -> dict[str, 
         else:
             problems.append(f"--set {setting}: {parts[0]} is no section")
     if problems:
-        raise ConfigError(problems)
+        raise ConfigError([*problems, *parse(result).problems])
     return result
 
 

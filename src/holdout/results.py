@@ -34,6 +34,9 @@ CONFIG, ROUNDS, SUMMARY = "config.toml", "results.jsonl", "summary.json"
 CHECKPOINT = Path("checkpoint") / "state.npz"
 LOCK = ".lock"
 
+# What a round that moved the model, or ended the curve, says of itself; every other is empty.
+MOVED = frozenset({"step", "diverged"})
+
 Arrays = Mapping[str, npt.NDArray[Any]]
 
 
@@ -257,7 +260,7 @@ def _summarise_curve(
         "final_accuracy": accuracies[-1] if accuracies else None,
         "best_accuracy": max(accuracies, default=None),
         "outcome": "diverged" if lines[-1]["outcome"] == "diverged" else "completed",
-        "empty_rounds": sum(line["outcome"] not in {"step", "diverged"} for line in lines),
+        "empty_rounds": sum(line["outcome"] not in MOVED for line in lines),
         "seconds": round(sum(line["seconds"] for line in lines), 3),
     }
 

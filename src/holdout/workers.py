@@ -15,6 +15,7 @@ from typing import Protocol
 
 import torch
 from torch import Tensor, nn
+from typing_extensions import TypeIs
 
 from holdout.ids import ProposalId, RoundNumber, WorkerId
 from holdout.learning.scoring import combination_losses, sample_losses
@@ -127,6 +128,11 @@ class HonestWorker:
 
     def _samples(self, rows: Tensor) -> tuple[Tensor, Tensor]:
         return self.shard.x[rows], self.shard.y[rows]
+
+
+def is_plain(worker: Worker) -> TypeIs[HonestWorker]:
+    """Whether the worker can be computed together with others; a subclass may do anything."""
+    return type(worker) is HonestWorker
 
 
 def propose_together(

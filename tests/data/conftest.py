@@ -7,14 +7,11 @@ import struct
 import tarfile
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import Path
 
 import numpy as np
 import pytest
 
 from holdout.data.sources import CIFAR10, MNIST, KnownFile, Source
-
-REAL_DATA = Path(__file__).parents[3] / "shared" / "data"
 
 
 def _idx(array):
@@ -70,14 +67,6 @@ def npz():
 def known():
     """Name and content -> the KnownFile that the content satisfies."""
     return _known
-
-
-@pytest.fixture(scope="session")
-def real_data():
-    """The folder with the official files, beside the project."""
-    if not REAL_DATA.is_dir():
-        pytest.skip("the real MNIST and CIFAR-10 files are not in ../shared/data")
-    return REAL_DATA
 
 
 @pytest.fixture(scope="session")

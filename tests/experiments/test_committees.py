@@ -5,7 +5,7 @@ from fractions import Fraction
 
 import pytest
 
-from holdout.errors import InfeasibleError
+from holdout.errors import UserError
 from holdout.experiments.committees import LARGEST, plan
 
 PAPER = {"workers": 100, "byzantine": Fraction(33, 100), "rounds": 100, "delta": 0.05}
@@ -66,7 +66,7 @@ def test_the_text_tells_the_same_numbers():
     ],
 )
 def test_what_cannot_be_planned_is_refused(change, message):
-    with pytest.raises(InfeasibleError, match=message):
+    with pytest.raises(UserError, match=message):
         plan(**PAPER | change)
 
 

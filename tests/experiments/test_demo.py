@@ -32,10 +32,8 @@ def test_the_demo_is_plain_whatever_the_seed(seed):
 
 @pytest.mark.slow
 @pytest.mark.real_data
-@pytest.mark.parametrize(
-    ("name", "model", "least"), [("mnist", "mlp", 0.5), ("cifar10", "lenet5", 0.05)]
-)
-def test_real_data_train_under_attack(name, model, least, real_data):
+@pytest.mark.parametrize(("name", "model"), [("mnist", "mlp"), ("cifar10", "lenet5")])
+def test_a_model_of_real_data_learns_under_attack(name, model, real_data):
     values = {
         "experiment": {"rules": ["krum", "holdout"], "rounds": 8, "threads": 1, "baseline": False},
         "data": {"name": name, "path": str(real_data / name), "samples_per_worker": 200},
@@ -45,5 +43,8 @@ def test_real_data_train_under_attack(name, model, least, real_data):
         "vote": {"samples": 50},
     }
     result = run(values)
-    assert result.accuracy("holdout") >= least
+    first, last = (
+        line["loss"] for line in result.rounds if line["rule"] == "holdout" and line["loss"]
+    )
+    assert last < first
     assert {line["outcome"] for line in result.rounds} == {"step"}

@@ -171,7 +171,7 @@ def test_the_paper_s_terms_do_not_depend_on_the_hardening(data):
         (
             {"federation": {"workers": 100, "proposers": 30}, "experiment": {"rules": ["bulyan"]}},
             "experiment.rules = 'bulyan': infeasible with federation.proposers = 30 and "
-            "federation.assumed_byzantine: bulyan needs n >= 4f + 3 updates; got n=30, f=9",
+            "federation.assumed_byzantine = 0.33: bulyan needs n >= 4f + 3 updates; got n=30, f=9",
         ),
         (
             {"federation": {"proposers": 4}, "experiment": {"rules": ["krum"]}},

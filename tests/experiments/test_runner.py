@@ -23,6 +23,7 @@ from holdout.experiments import runner
 from holdout.experiments.plan import Own
 from holdout.experiments.runner import run
 from holdout.results import Checkpoint, Mark, RunFolder
+from holdout.workers import HonestWorker
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import tiny
@@ -561,3 +562,19 @@ def test_an_own_attack_may_not_be_called_none(data):
 
     with pytest.raises(ConfigError, match="own attack 'none'"):
         run(tiny.values(data), own=Own(attack=none))
+
+
+def test_an_own_kind_of_honest_worker_is_asked_itself(data):
+    def fail(*_task, **_settings):
+        raise RuntimeError("out of order")
+
+    class Broken(HonestWorker):
+        propose = vote = fail
+
+    def replace(worker):
+        return Broken(worker.worker_id, worker.model, worker.shard, worker.recipe, worker.seed)
+
+    values = tiny.values(data, experiment={"rules": ["holdout"], "baseline": False})
+    result = run({**values, "attack": {"name": "none"}}, own=Own(worker=replace))
+    assert {line["outcome"] for line in result.rounds} == {"no-proposals"}
+    assert all(line["rejected_proposals"]["missing"] == 5 for line in result.rounds)

@@ -4,9 +4,9 @@ import math
 from dataclasses import dataclass
 from fractions import Fraction
 
-from holdout.config import byzantine_count, write_share
-from holdout.errors import InfeasibleError
+from holdout.errors import UserError
 from holdout.results import to_json
+from holdout.shares import byzantine_count, write_share
 from holdout.voting import odds
 
 LARGEST = 10**15  # Beyond this, floats no longer tell one whole number from the next.
@@ -103,19 +103,17 @@ def plan(
 ) -> CommitteePlan:
     """Compute all of it; refused where no committee could have an honest majority."""
     if max(workers, rounds) > LARGEST:
-        raise InfeasibleError(
-            f"workers and rounds must be at most {LARGEST}; got {workers} and {rounds}"
-        )
+        raise UserError(f"workers and rounds must be at most {LARGEST}; got {workers} and {rounds}")
     liars = byzantine_count(byzantine, workers)
     f = Fraction(byzantine, workers) if isinstance(byzantine, int) else byzantine
     if f >= Fraction(1, 2):
-        raise InfeasibleError(
+        raise UserError(
             f"an honest majority needs a Byzantine share f below 1/2; got f = {write_share(f)}"
         )
     if not (0 < delta < 1 and math.isfinite(delta)):
-        raise InfeasibleError(f"delta must lie between 0 and 1; got {delta}")
+        raise UserError(f"delta must lie between 0 and 1; got {delta}")
     if committee is not None and committee > workers:
-        raise InfeasibleError(
+        raise UserError(
             f"a committee has at most as many members as there are workers; "
             f"got committee={committee}, workers={workers}"
         )
@@ -127,7 +125,7 @@ def plan(
         try:
             return odds.chernoff_size(f=f, draws=draws, delta=delta)
         except OverflowError:
-            raise InfeasibleError(
+            raise UserError(
                 f"the bound cannot be computed with numbers so extreme; got f = {float(f)}, "
                 f"delta = {delta}"
             ) from None

@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from statistics import fmean, stdev
 from typing import Any
 
+from holdout.results import MOVED
+
 Round = Mapping[str, Any]
 
 NO_ATTACK = "none"
 BASELINE = ("mean", NO_ATTACK)
-# What a round that moved the model, or ended the curve, says of itself; every other is empty.
-MOVED = frozenset({"step", "diverged"})
 
 RULE_NAMES = {
     "trimmed-mean": "trimmed mean",

@@ -3,7 +3,6 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from holdout.config import byzantine_count, read_share
 from holdout.experiments.curves import (
     BASELINE,
     NO_ATTACK,
@@ -13,6 +12,7 @@ from holdout.experiments.curves import (
     TableRow,
     label,
 )
+from holdout.shares import byzantine_count, read_share
 
 # Differences below what the page prints are none.
 LEVEL_POINTS = 0.05

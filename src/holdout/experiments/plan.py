@@ -30,17 +30,18 @@ from holdout.errors import (
     ModelError,
     PluginError,
 )
+from holdout.experiments.curves import NO_ATTACK
 from holdout.ids import WorkerId
 from holdout.learning import vector
 from holdout.learning.models import MODELS, ModelFactory, build
 from holdout.rules import RULES, Rule
 from holdout.seeds import stream
+from holdout.shares import write_share
 from holdout.simulation.stage import Curve, Federation
 from holdout.voting import Gate, Quorum, Terms, approve_count, draw_byzantine
 from holdout.workers import HonestWorker, Recipe, Shard, Worker
 
 VOTES = ("holdout-paper", "holdout")
-NO_ATTACK = "none"
 NEED_PATH = ("idx", "npz")
 TRAINING_ROWS = {"mnist": 60_000, "cifar10": 50_000, "mnist-5k": 4_000}
 
@@ -259,7 +260,7 @@ class _Checks:
         except InfeasibleError as error:
             self.problems.append(
                 f"experiment.rules = {rule!r}: infeasible with federation.proposers = {n} and "
-                f"federation.assumed_byzantine: {error}"
+                f"federation.assumed_byzantine = {write_share(f)}: {error}"
             )
 
     def _attack(self) -> Attack | None:

@@ -1,1 +1,1 @@
-"""To be filled."""
+"""The central variant in one process: many simulated workers, some of them liars, one server."""

@@ -34,7 +34,7 @@ from holdout.simulation.coalition import send_lies
 from holdout.simulation.guard import attempt, describe, guard
 from holdout.simulation.stage import Curve, Federation, Stage, State
 from holdout.voting import Terms, approve_count
-from holdout.workers import HonestWorker, Worker
+from holdout.workers import Worker, is_plain
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -87,7 +87,7 @@ def _honest_proposals(stage: Stage) -> list[object]:
         for place, worker in enumerate(stage.committee.proposers)
         if worker not in stage.byzantine
     }
-    together = {p: w for p, w in honest.items() if isinstance(w, HonestWorker)}
+    together = {p: w for p, w in honest.items() if is_plain(w)}
     updates = attempt(lambda: stage.propose(list(together.values())))
     # If the common computation fails, each is asked alone, to see who it is.
     for place, update in zip(together, () if updates is None else updates, strict=False):
@@ -151,8 +151,7 @@ def _own_ballots(
     return {
         voter: attempt(partial(ask, worker))
         for voter in stage.committee.voters
-        if voter not in stage.byzantine
-        and not isinstance(worker := stage.federation.workers[voter], HonestWorker)
+        if voter not in stage.byzantine and not is_plain(worker := stage.federation.workers[voter])
     }
 
 

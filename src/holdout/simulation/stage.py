@@ -18,7 +18,7 @@ from holdout.rules import Rule
 from holdout.simulation.booth import Booth, Judges
 from holdout.simulation.guard import guard
 from holdout.voting import Committee, Terms, draw_committee
-from holdout.workers import HoldoutScores, HonestWorker, Worker, propose_together
+from holdout.workers import HoldoutScores, HonestWorker, Worker, is_plain, propose_together
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -109,7 +109,7 @@ class Stage:
     def as_honest(self, workers: Sequence[WorkerId]) -> list[HonestWorker]:
         """Byzantine workers as they would work if they were honest."""
         chosen = [self.federation.workers[worker] for worker in workers]
-        return [worker for worker in chosen if isinstance(worker, HonestWorker)]
+        return [worker for worker in chosen if is_plain(worker)]
 
     def booth(self, terms: Terms) -> Booth:
         """Where this round's voters vote."""
@@ -130,7 +130,7 @@ class Stage:
             worker = self.federation.workers[voter]
             if stand_ins is not None:
                 worker = stand_ins[voter]
-            if isinstance(worker, HonestWorker):
+            if is_plain(worker):
                 (byzantine if voter in self.byzantine else honest)[voter] = worker
         first_order = self.terms is not None and self.terms.first_order
         return Judges(
