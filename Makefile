@@ -41,7 +41,7 @@ readme: $(READY)  ## The README's table: the demo with ten seeds (about ten minu
 	$(BIN)/python tools/readme_table.py runs/readme
 
 soak: $(READY)  ## Long end-to-end tests, many seeds.
-	$(BIN)/python -m pytest -q --soak
+	$(BIN)/python -m pytest -q -n auto --soak
 
 # The constraints pin every version; torch above all, whose newest build pulls gigabytes.
 $(READY): pyproject.toml constraints.txt
