@@ -5,7 +5,14 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    Progress,
+    TaskID,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
 from rich.table import Table
 
 from holdout.experiments.curves import TableRow
@@ -39,7 +46,7 @@ def watching() -> Iterator[Callable[[str], Watch]]:
         yield lambda start: _bar_watch(start, bar, task)
 
 
-def _bar_watch(start: str, bar: Progress, task: object) -> Watch:
+def _bar_watch(start: str, bar: Progress, task: TaskID) -> Watch:
     shown = {"curve": "", "accuracy": ""}
 
     def watch(progress: RoundProgress) -> None:
@@ -50,7 +57,7 @@ def _bar_watch(start: str, bar: Progress, task: object) -> Watch:
         if record.accuracy is not None:
             shown["accuracy"] = f", accuracy {100 * record.accuracy:.1f} %"
         bar.update(
-            task,  # type: ignore[arg-type]
+            task,
             description=f"{start}{curve}: round {record.round}{shown['accuracy']}",
             completed=progress.rounds_done,
             total=progress.rounds_total,

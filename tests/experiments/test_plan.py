@@ -3,6 +3,7 @@
 import sys
 from fractions import Fraction
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -41,6 +42,10 @@ class Useless:
 
 def ballots(view):
     return view.own
+
+class Ballots:
+    def __call__(self, view):
+        return view.own
 
 def model(shape, classes):
     return torch.nn.Linear(shape[0], classes)
@@ -382,3 +387,19 @@ def test_an_attack_that_the_model_does_not_suit_is_found_before_anything_runs(da
     values = {**tiny.values(data), "attack": {"name": attack}}
     (problem,) = problems(values, own)
     assert "this attack needs an nn.Sequential whose first two layers" in problem
+
+
+@pytest.mark.usefixtures("own_code")
+@pytest.mark.parametrize("name", ["ballots", "Ballots"])
+def test_own_ballots_are_a_function_or_a_class(data, name):
+    values = tiny.values(data, attack={"voters": f"own_plan_code:{name}"})
+    curve, _ = make_plan(values).curves[-1]
+    assert curve.ballot_attack(SimpleNamespace(own=[3, 5])) == [3, 5]
+
+
+@pytest.mark.usefixtures("own_code")
+def test_own_ballots_that_cannot_be_called_are_a_mistake(data):
+    (problem,) = problems(tiny.values(data, attack={"voters": "own_plan_code:Useless"}))
+    assert problem == (
+        "attack.voters = 'own_plan_code:Useless': an attack must be callable with a View"
+    )

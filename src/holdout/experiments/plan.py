@@ -310,23 +310,28 @@ class _Checks:
         given = {k: v for k, v in {**common, **own}.items() if k in fields}
         if not isinstance(kind, type):
             return partial(kind, **given) if given else kind
+        made: Attack | None = self._made("attack.name", self.config.attack.name, kind, given)
+        return made
+
+    def _made(self, key: str, name: str, kind: type, given: Mapping[str, Any]) -> Any:
+        """An object of an own class, which must be callable with a view."""
         try:
             made = kind(**given)
         except Exception as error:  # noqa: BLE001
-            name = self.config.attack.name
-            self.problems.append(f"attack.name = {name!r}: {type(error).__name__}: {error}")
+            self.problems.append(f"{key} = {name!r}: {type(error).__name__}: {error}")
             return None
         if not callable(made):
-            self.problems.append(
-                f"attack.name = {self.config.attack.name!r}: an attack must be callable with a View"
-            )
+            self.problems.append(f"{key} = {name!r}: an attack must be callable with a View")
             return None
-        return made  # type: ignore[no-any-return]
+        return made
 
     def _ballot_attack(self) -> BallotAttack:
         if self.own.ballots is not None:
             return self.own.ballots
-        found = self._look_up("attack.voters", self.config.attack.voters, BALLOT_ATTACKS)
+        name = self.config.attack.voters
+        found = self._look_up("attack.voters", name, BALLOT_ATTACKS)
+        if isinstance(found, type):
+            found = self._made("attack.voters", name, found, {})
         return found or BALLOT_ATTACKS["honest"]
 
     def _no_parameters(
