@@ -11,6 +11,7 @@ The tree says whose fault it is:
     │   ├── PluginError         an own rule, attack or model failed while it ran
     │   ├── ModelError          a model that does not fit the data, or that we cannot train
     │   └── RunFolderError      the run folder is taken, damaged, locked or of another config
+    ├── InvalidMessage      bytes of a peer that hold no message; never leaves the agreement core
     └── MisuseError         a caller inside our own code broke a contract
 
 What a liar sends (a bad proposal, a bad ballot) is not an exception: it is a counted rejection.
@@ -59,6 +60,10 @@ class ModelError(UserError):
 
 class RunFolderError(UserError):
     """A run folder cannot be used: taken, damaged, locked, or of another config."""
+
+
+class InvalidMessage(HoldoutError):  # noqa: N818  # Named for what it is; nobody sees it raised.
+    """Bytes that hold no message: a codec raises it, the core turns it into a counted rejection."""
 
 
 class MisuseError(HoldoutError):

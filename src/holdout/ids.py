@@ -10,3 +10,6 @@ ProposalId = NewType("ProposalId", int)
 
 RoundNumber = NewType("RoundNumber", int)
 """The paper's epoch t, counted from 1."""
+
+Digest = NewType("Digest", bytes)
+"""Thirty-two bytes of SHA-256 that name a block, a model, an update or a payload."""

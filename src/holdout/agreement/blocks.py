@@ -1,0 +1,444 @@
+"""Blocks: what a round agrees on, how a leader assembles one, how everybody re-checks it.
+
+The value agreed on is the digest of a header. Its roots commit to the body, envelope by envelope,
+so a digest has one body and a body is valid or invalid for good; the digests of the model before
+and after say what the round did to it (CONSENSUS 3.3 to 3.5).
+
+A leader and a validator do the same computation. Both make a `Draft`: the body and its tally, from
+what the leader holds (`assemble`) or from the block itself (`inspect`). The draft tells which
+payloads it needs and, once it is known which of them are valid, what is to be combined; then
+`Draft.block` is the block that there must be, to be sent or to be compared with.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise
+from typing import TypeVar
+
+from holdout.agreement.codec import Reader, blob, decode, digest, items, u32
+from holdout.agreement.counting import Count, tally
+from holdout.agreement.draws import Draws
+from holdout.agreement.events import Combine, Combined, Fault
+from holdout.agreement.headers import BlockKind, Header, Tip, link_fault, read_header
+from holdout.agreement.keys import Verifier
+from holdout.agreement.messages import (
+    ENVELOPE_BYTES_MAX,
+    HEADER_BYTES_MAX,
+    PROOF_BYTES_MAX,
+    SIGNATURE_BYTES,
+    WORKERS_MAX,
+    Ballot,
+    Evidence,
+    HeadAnswer,
+    Kind,
+    Update,
+)
+from holdout.agreement.params import PROTOCOL_VERSION, Genesis, Params
+from holdout.agreement.wire import decode_envelope, open_envelope, read_evidence
+from holdout.errors import InvalidMessage, MisuseError
+from holdout.ids import Digest
+
+__all__ = [
+    "Block",
+    "BlockKind",
+    "Draft",
+    "Header",
+    "Tip",
+    "assemble",
+    "block_bytes_max",
+    "inspect",
+    "read_block",
+    "read_header",
+]
+
+M = TypeVar("M", Update, Ballot)
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """A header and what it commits to."""
+
+    header: Header
+    updates: tuple[Update, ...]
+    """Ascending by proposer: exactly those that the ballots name."""
+    ballots: tuple[Ballot, ...]
+    """Ascending by voter."""
+    selection: tuple[tuple[int, int], ...]
+    """The union-consensus: (proposer, approvals), ascending; empty in a NOOP."""
+    evidence: tuple[Evidence, ...]
+    """Ascending by (kind, worker)."""
+
+    def encode(self) -> bytes:
+        """Canonical bytes."""
+        return b"".join(
+            [
+                blob(self.header.encode()),
+                items(blob(update.envelope.encode()) for update in self.updates),
+                items(blob(ballot.envelope.encode()) for ballot in self.ballots),
+                items(u32(proposer) + u32(approvals) for proposer, approvals in self.selection),
+                items(evidence.encode_bare() for evidence in self.evidence),
+            ]
+        )
+
+
+# ---------------------------------------------------------------------------------------- reading
+
+_NESTED_BYTES_MAX = ENVELOPE_BYTES_MAX + SIGNATURE_BYTES + PROOF_BYTES_MAX + 16
+
+
+def read_block(data: bytes) -> Block:
+    """The block that these bytes hold, in order and as its roots say; raises `InvalidMessage`."""
+    block = decode(data, _read_block)
+    fault = _form_fault(block)
+    if fault is not None:
+        raise InvalidMessage(fault)
+    return block
+
+
+def block_bytes_max(params: Params) -> int:
+    """A limit for fetching: no valid block of this network is larger."""
+    envelope = 512 + PROOF_BYTES_MAX + SIGNATURE_BYTES
+    ballot = envelope + 40 * params.workers
+    # Updates and ballots of everybody, and two pieces of evidence against everybody.
+    return HEADER_BYTES_MAX + params.workers * (envelope + ballot + 2 * 2 * ballot + 8)
+
+
+def _read_block(reader: Reader) -> Block:
+    return Block(
+        read_header(reader.blob(HEADER_BYTES_MAX)),
+        reader.items(lambda r: _read_nested(r, Update), WORKERS_MAX),
+        reader.items(lambda r: _read_nested(r, Ballot), WORKERS_MAX),
+        reader.items(lambda r: (r.u32(), r.u32()), WORKERS_MAX),
+        reader.items(read_evidence, 2 * WORKERS_MAX),
+    )
+
+
+def _read_nested(reader: Reader, kind: type[M]) -> M:
+    message = open_envelope(decode_envelope(reader.blob(_NESTED_BYTES_MAX)))
+    if not isinstance(message, kind):
+        raise InvalidMessage("a block lists updates, then ballots")
+    return message
+
+
+# ------------------------------------------------------------------------------------------- form
+
+
+def _form_fault(block: Block) -> str | None:
+    """Order, uniqueness and roots: what can be said of a block without knowing the round."""
+    for name, listed in (
+        ("updates", [update.worker for update in block.updates]),
+        ("ballots", [ballot.worker for ballot in block.ballots]),
+        ("selection", [proposer for proposer, _ in block.selection]),
+    ):
+        if any(a >= b for a, b in pairwise(listed)):
+            return f"the {name} stand in ascending order, each worker once"
+    try:
+        accused = [_accused(evidence) for evidence in block.evidence]
+    except InvalidMessage as error:
+        return f"the evidence cannot be read: {error}"
+    if any(a >= b for a, b in pairwise(accused)):
+        return "the evidence stands in ascending order, each kind and worker once"
+    header = block.header
+    roots = _roots(block.updates, block.ballots, block.selection, block.evidence)
+    said = (
+        header.updates_root,
+        header.ballots_root,
+        header.selection_root,
+        header.evidence_root,
+    )
+    return None if roots == said else "the header's roots are not those of the body"
+
+
+def _roots(
+    updates: Iterable[Update],
+    ballots: Iterable[Ballot],
+    selection: Iterable[tuple[int, int]],
+    evidence: Iterable[Evidence],
+) -> tuple[Digest, Digest, Digest, Digest]:
+    # Signatures and proofs too: if they could be exchanged, a good header could be served with a
+    # bad body, and the block would be taken for invalid.
+    return (
+        _root("updates", (update.envelope.encode() for update in updates)),
+        _root("ballots", (ballot.envelope.encode() for ballot in ballots)),
+        _root("selection", (u32(proposer) + u32(count) for proposer, count in selection)),
+        _root("evidence", (item.encode_bare() for item in evidence)),
+    )
+
+
+def _root(tag: str, encoded: Iterable[bytes]) -> Digest:
+    return digest(f"{tag}-root", items(blob(digest("item", blob(item))) for item in encoded))
+
+
+def _accused(evidence: Evidence) -> tuple[Kind, int]:
+    """Which kind of message, and of whom, is said to exist twice."""
+    message = open_envelope(evidence.first)
+    if isinstance(message, HeadAnswer):
+        raise InvalidMessage("nobody is accused of answering twice")
+    return evidence.first.kind, message.worker
+
+
+# ----------------------------------------------------------------------------------------- drafts
+
+
+@dataclass(frozen=True)
+class Draft:
+    """A block's body without its outcome, which depends on payloads."""
+
+    tip: Tip
+    genesis: Genesis
+    leader: int
+    original_period: int
+    seed: Digest
+    seed_proof: bytes
+    updates: tuple[Update, ...]
+    ballots: tuple[Ballot, ...]
+    evidence: tuple[Evidence, ...]
+    convicted: frozenset[int]
+    """Workers that the evidence proves to have equivocated: what they sent does not count."""
+
+    @cached_property
+    def counts(self) -> tuple[Count, ...]:
+        """The tally, one count for each update."""
+        return tally(
+            _counted(self.ballots, self.convicted),
+            updates=[update.worker for update in self.updates],
+            params=self.genesis.params,
+        )
+
+    @cached_property
+    def ballot_count(self) -> int:
+        """The ballots that count."""
+        return sum(ballot.worker not in self.convicted for ballot in self.ballots)
+
+    @cached_property
+    def passing(self) -> tuple[tuple[Update, int], ...]:
+        """The updates that reach both thresholds, with their approvals, ascending.
+
+        None do where there are too few ballots for a step.
+        """
+        params = self.genesis.params
+        if self.ballot_count < params.ballots_min:
+            return ()
+        return tuple(
+            (update, count.approvals)
+            for update, count in zip(self.updates, self.counts, strict=True)
+            # A payload of another size could not be valid: nobody has to fetch it.
+            if count.passes and update.size == params.payload_bytes
+        )
+
+    @property
+    def needs(self) -> tuple[Digest, ...]:
+        """The payloads without which the outcome is not known."""
+        return tuple(dict.fromkeys(update.payload for update, _ in self.passing))
+
+    def job(self, valid: Mapping[Digest, bool]) -> Combine | None:
+        """What is to be computed, given which of the needed payloads are valid; None: a NOOP."""
+        selected = self._selected(valid)
+        if not selected:
+            return None
+        return Combine(
+            self.tip.model,
+            tuple(update.payload for update, _ in selected),
+            self.tip.radius,
+            self.genesis.params.rate(self.tip.steps + 1),
+        )
+
+    def block(self, valid: Mapping[Digest, bool], combined: Combined | None) -> Block:
+        """The one block that follows from the body and its payloads."""
+        if (combined.job if combined else None) != self.job(valid):
+            raise MisuseError("a block is made of the result of its own job")
+        if combined is None or combined.model is None:
+            return self._block(BlockKind.NOOP, (), self.tip.model, self.tip.radius)
+        selection = tuple((update.worker, count) for update, count in self._selected(valid))
+        return self._block(BlockKind.STEP, selection, combined.model, combined.radius)
+
+    def _selected(self, valid: Mapping[Digest, bool]) -> list[tuple[Update, int]]:
+        # A copied gradient counts once, for the smallest index.
+        first: dict[Digest, tuple[Update, int]] = {}
+        for update, approvals in self.passing:
+            if valid[update.payload]:
+                first.setdefault(update.payload, (update, approvals))
+        return list(first.values())
+
+    def _block(
+        self,
+        kind: BlockKind,
+        selection: tuple[tuple[int, int], ...],
+        model: Digest,
+        radius: float,
+    ) -> Block:
+        tip = self.tip
+        header = Header(
+            PROTOCOL_VERSION,
+            self.genesis.chain,
+            tip.round,
+            tip.previous,
+            kind,
+            self.leader,
+            self.original_period,
+            self.seed,
+            self.seed_proof,
+            *_roots(self.updates, self.ballots, selection, self.evidence),
+            tip.steps + (kind is BlockKind.STEP),
+            tip.model,
+            model,
+            radius,
+        )
+        return Block(header, self.updates, self.ballots, selection, self.evidence)
+
+
+def assemble(
+    tip: Tip,
+    genesis: Genesis,
+    *,
+    leader: int,
+    original_period: int,
+    seed: Digest,
+    seed_proof: bytes,
+    updates: Mapping[int, Update],
+    ballots: Mapping[int, Ballot],
+    evidence: Iterable[Evidence],
+) -> Draft:
+    """A leader's draft.
+
+    Args:
+        tip: What the round builds on.
+        genesis: The network.
+        leader: Who assembles.
+        original_period: The period that it is assembled in.
+        seed: Q[r], by the rule of `seed.next_seed`.
+        seed_proof: Its proof; empty in later periods.
+        updates: The verified update headers in hand, by proposer.
+        ballots: The verified ballots in hand, by voter. Those of convicted voters stay out, and
+            so do those that name an update which is not in hand: no valid block holds them.
+        evidence: Proven equivocation of this round, at most one piece for each kind and worker
+            is taken; where there is more than fits, that on updates and ballots comes first.
+    """
+    proven: dict[tuple[Kind, int], Evidence] = {}
+    for item in evidence:
+        proven.setdefault(_accused(item), item)
+    accused = sorted(proven)[: 2 * genesis.params.workers]
+    convicted = frozenset(worker for _, worker in accused)
+    ids = {update.update_id for update in updates.values()}
+    taken = tuple(
+        ballot
+        for voter, ballot in sorted(ballots.items())
+        if voter not in convicted
+        and all(e.proposer in convicted or e.update_id in ids for e in ballot.entries)
+    )
+    named = {proposer for counted in _counted(taken, convicted) for proposer in counted}
+    return Draft(
+        tip,
+        genesis,
+        leader,
+        original_period,
+        seed,
+        seed_proof,
+        tuple(update for proposer, update in sorted(updates.items()) if proposer in named),
+        taken,
+        tuple(proven[key] for key in accused),
+        convicted,
+    )
+
+
+def _counted(ballots: Iterable[Ballot], convicted: frozenset[int]) -> list[list[int]]:
+    """The proposers on each ballot that counts, without the convicted ones."""
+    return [
+        [entry.proposer for entry in ballot.entries if entry.proposer not in convicted]
+        for ballot in ballots
+        if ballot.worker not in convicted
+    ]
+
+
+# ------------------------------------------------------------------------------------- inspection
+
+
+def inspect(
+    block: Block, tip: Tip, genesis: Genesis, draws: Draws, verifier: Verifier
+) -> Draft | str:
+    """The objective checks that need no payload: the draft behind a block, or why it is invalid.
+
+    The caller waits for the draft's payloads, runs its job, and compares `Draft.block` with the
+    block: equal or invalid, for good.
+
+    The leader's credential for (r, L, original period) is not in the header but in its lead, so
+    whoever takes the lead checks it; a certified block had a verified lead at its honest soft
+    voters.
+    """
+    return (
+        _form_fault(block)
+        or link_fault(block.header, tip, genesis, verifier)
+        or _body(block, tip, genesis, draws)
+    )
+
+
+def _body(block: Block, tip: Tip, genesis: Genesis, draws: Draws) -> Draft | str:
+    params = genesis.params
+    if len(block.evidence) > 2 * params.workers:
+        return "there is more evidence than two pieces for each worker"
+    convicted = set[int]()
+    for evidence in block.evidence:
+        message = draws.convict(evidence)
+        if isinstance(message, Fault):
+            return f"the evidence proves nothing: {message}"
+        convicted.add(message.worker)
+    draft = Draft(
+        tip,
+        genesis,
+        block.header.leader,
+        block.header.original_period,
+        block.header.seed,
+        block.header.seed_proof,
+        block.updates,
+        block.ballots,
+        block.evidence,
+        frozenset(convicted),
+    )
+    return (
+        _resolution_fault(draft)
+        or _selection_fault(block, draft)
+        # Last, because it is what costs time.
+        or _messages_fault("update", block.updates, tip, draws)
+        or _messages_fault("ballot", block.ballots, tip, draws)
+        or draft
+    )
+
+
+def _resolution_fault(draft: Draft) -> str | None:
+    """Every entry that counts resolves, and every update is named by one."""
+    ids = {update.worker: update.update_id for update in draft.updates}
+    named = set[int]()
+    for ballot in draft.ballots:
+        if ballot.worker in draft.convicted:
+            continue
+        for entry in ballot.entries:
+            if entry.proposer in draft.convicted:
+                continue
+            if ids.get(entry.proposer) != entry.update_id:
+                return "a ballot names an update that is not in the block"
+            named.add(entry.proposer)
+    if any(proposer in draft.convicted for proposer in ids):
+        return "an update of a convicted proposer is in the block"
+    return None if len(named) == len(ids) else "an update is in the block that no ballot names"
+
+
+def _selection_fault(block: Block, draft: Draft) -> str | None:
+    passing = {update.worker: approvals for update, approvals in draft.passing}
+    if any(passing.get(proposer) != approvals for proposer, approvals in block.selection):
+        return "the selection is not what the ballots say"
+    if (block.header.kind is BlockKind.STEP) != bool(block.selection):
+        return "a block makes a step if it selects something"
+    return None
+
+
+def _messages_fault(
+    name: str, messages: Sequence[Update] | Sequence[Ballot], tip: Tip, draws: Draws
+) -> str | None:
+    for message in messages:
+        if message.model != tip.model:
+            return f"an {name} was made for another model"
+        fault = draws.fault(message)
+        if fault is not None:
+            return f"the {name} of worker {message.worker} does not hold: {fault}"
+    return None

@@ -1,0 +1,235 @@
+"""Who may speak in a round: signatures and credentials, checked once and remembered.
+
+The only way from an unverified message to a verified one.
+"""
+
+from collections.abc import Callable
+from typing import TypeAlias, TypeVar
+
+from holdout.agreement.events import Fault
+from holdout.agreement.keys import Signer, Verifier
+from holdout.agreement.messages import (
+    Ballot,
+    Bundle,
+    Envelope,
+    Evidence,
+    HeadAnswer,
+    Lead,
+    Update,
+    Vote,
+    vote_part,
+)
+from holdout.agreement.params import Genesis, Mode, RoleDraw
+from holdout.agreement.sortition import Role, alpha, drawn, priority, shuffled
+from holdout.agreement.wire import Unverified, open_envelope
+from holdout.errors import InvalidMessage
+from holdout.ids import Digest
+
+Signed: TypeAlias = Update | Ballot | Lead | Vote
+S = TypeVar("S", bound=Signed)
+Seen: TypeAlias = Callable[[int, bytes, bytes], bool]
+"""Whether a worker's signature over these bytes has been found good before."""
+
+
+def nobody_seen(_worker: int, _signed: bytes, _signature: bytes) -> bool:
+    """Every signature has to be checked."""
+    return False
+
+
+class Draws:
+    """The lottery of one round."""
+
+    def __init__(
+        self, genesis: Genesis, verifier: Verifier, *, round_number: int, seed: Digest
+    ) -> None:
+        self._genesis = genesis
+        self._params = genesis.params
+        self._verifier = verifier
+        self.round = round_number
+        self.seed = seed
+        self._outputs: dict[tuple[int, Role, int, int, bytes], bytes | None] = {}
+
+    # -- who is drawn ------------------------------------------------------------------------
+
+    def expected(self, role: Role, period: int = 0) -> tuple[int, ...] | None:
+        """Everybody who holds the role, where that is public; None where it is secret."""
+        params = self._params
+        match role:
+            case Role.COMMITTEE if params.mode is Mode.SHUFFLE:
+                return self._shuffled(period, params.committee)
+            case Role.COMMITTEE if params.mode is Mode.SELF:
+                return None
+            case Role.COMMITTEE:
+                return tuple(range(params.workers))
+            case Role.LEADER:
+                everybody = params.leaders >= params.workers
+                return tuple(range(params.workers)) if everybody else None
+        size = self._size(role)
+        if params.role_draw is RoleDraw.FIXED:
+            return self._shuffled(role, min(size, params.workers))
+        return tuple(range(params.workers)) if size >= params.workers else None
+
+    def own(
+        self, signer: Signer, role: Role, worker: int, period: int = 0, step: int = 0
+    ) -> bytes | None:
+        """The own proof of holding the role (empty where the draw is public), or None."""
+        if self._public(role):
+            return b"" if self._listed(role, worker, period) else None
+        proof, out = signer.prove(self._alpha(role, period, step))
+        return proof if drawn(out, worker, self._size(role), self._params.workers) else None
+
+    def output(
+        self, role: Role, worker: int, proof: bytes, period: int = 0, step: int = 0
+    ) -> bytes | None:
+        """The VRF output behind a credential (empty where the draw is public); None: not drawn."""
+        if self._public(role):
+            return b"" if not proof and self._listed(role, worker, period) else None
+        key = (worker, role, period, step, proof)
+        if key not in self._outputs:
+            self._outputs[key] = self._check(role, worker, proof, period, step)
+        return self._outputs[key]
+
+    def priority(self, lead: Lead) -> bytes:
+        """Leaders are ranked by this, lowest first."""
+        out = self.output(Role.LEADER, lead.worker, lead.envelope.proof, lead.period)
+        assert out is not None  # noqa: S101  # The lead was verified.
+        return priority(out, lead.worker)
+
+    # -- unverified -> verified ---------------------------------------------------------------
+
+    def verify(self, unverified: Unverified[S]) -> S | Fault:
+        """The message, if its sender signed it and was drawn for it."""
+        message = unverified.claim
+        fault = self.fault(message)
+        return message if fault is None else fault
+
+    def fault(self, message: Signed) -> Fault | None:
+        """What is wrong with a signed message of this round, by signature and credential."""
+        if message.chain != self._genesis.chain:
+            return Fault.WRONG_CHAIN
+        if message.worker >= self._params.workers:
+            return Fault.UNKNOWN_WORKER
+        if message.round != self.round:
+            return Fault.STALE
+        # The signature first: it is cheaper than the credential.
+        if not self._signed_by(message.worker, message.envelope):
+            return Fault.WRONG_SIGNATURE
+        role, period, step = _role(message)
+        if self.output(role, message.worker, message.envelope.proof, period, step) is None:
+            return Fault.NOT_DRAWN
+        return None
+
+    def verify_bundle(
+        self, unverified: Unverified[Bundle], seen: Seen = nobody_seen
+    ) -> Bundle | Fault:
+        """The bundle, if at least Q members of its committee signed the same vote."""
+        bundle = unverified.claim
+        if bundle.chain != self._genesis.chain:
+            return Fault.WRONG_CHAIN
+        if bundle.round != self.round:
+            return Fault.STALE
+        if len(bundle.marks) < self._params.quorum:
+            return Fault.NO_QUORUM
+        for mark in bundle.marks:
+            if mark.worker >= self._params.workers:
+                return Fault.UNKNOWN_WORKER
+            signed = vote_part(
+                bundle.chain, bundle.round, bundle.period, bundle.step, mark.worker, bundle.value
+            )
+            key = self._genesis.roster[mark.worker].signing
+            if not seen(mark.worker, signed, mark.signature) and not self._verifier.signature(
+                key, signed, mark.signature
+            ):
+                return Fault.WRONG_SIGNATURE
+            out = self.output(Role.COMMITTEE, mark.worker, mark.proof, bundle.period, bundle.step)
+            if out is None:
+                return Fault.NOT_DRAWN
+        return bundle
+
+    def convict(self, evidence: Evidence) -> Signed | Fault:
+        """The first of the two messages, if they prove that their sender equivocated."""
+        try:
+            first, second = open_envelope(evidence.first), open_envelope(evidence.second)
+        except InvalidMessage:
+            return Fault.MALFORMED
+        if isinstance(first, HeadAnswer) or isinstance(second, HeadAnswer):
+            return Fault.NO_EVIDENCE
+        if slot(first) != slot(second) or first.envelope.signed == second.envelope.signed:
+            return Fault.NO_EVIDENCE
+        return self.fault(first) or self.fault(second) or first
+
+    def _signed_by(self, worker: int, envelope: Envelope) -> bool:
+        key = self._genesis.roster[worker].signing
+        return self._verifier.signature(key, envelope.signed, envelope.signature)
+
+    # -- the lottery --------------------------------------------------------------------------
+
+    def _public(self, role: Role) -> bool:
+        match role:
+            case Role.COMMITTEE:
+                return self._params.mode is not Mode.SELF
+            case Role.LEADER:
+                return False  # Its output decides who goes first.
+            case _:
+                # Where everybody holds the role there is nothing to prove.
+                everybody = self._size(role) >= self._params.workers
+                return everybody or self._params.role_draw is RoleDraw.FIXED
+
+    def _listed(self, role: Role, worker: int, period: int) -> bool:
+        expected = self.expected(role, period)
+        assert expected is not None  # noqa: S101  # Asked for public draws only.
+        return len(expected) == self._params.workers or worker in expected
+
+    def _check(self, role: Role, worker: int, proof: bytes, period: int, step: int) -> bytes | None:
+        question = self._alpha(role, period, step)
+        out = self._verifier.vrf(self._genesis.roster[worker].vrf, question, proof)
+        if out is None or not drawn(out, worker, self._size(role), self._params.workers):
+            return None
+        return out
+
+    def _alpha(self, role: Role, period: int, step: int) -> bytes:
+        return alpha(self._genesis.chain, self.seed, self.round, role, period, step)
+
+    def _shuffled(self, label: Role | int, size: int) -> tuple[int, ...]:
+        return shuffled(
+            self._genesis.chain, self.seed, self.round, label, self._params.workers, size
+        )
+
+    def _size(self, role: Role) -> int:
+        match role:
+            case Role.PROPOSER:
+                return self._params.proposers
+            case Role.VOTER:
+                return self._params.voters
+            case Role.LEADER:
+                return self._params.leaders
+            case Role.COMMITTEE:
+                return self._params.committee
+
+
+def _role(message: Signed) -> tuple[Role, int, int]:
+    match message:
+        case Update():
+            return Role.PROPOSER, 0, 0
+        case Ballot():
+            return Role.VOTER, 0, 0
+        case Lead():
+            return Role.LEADER, message.period, 0
+        case Vote():
+            return Role.COMMITTEE, message.period, message.step
+
+
+Slot: TypeAlias = tuple[str, int, int, int, int]
+
+
+def slot(message: Signed) -> Slot:
+    """What its sender may fill only once: (kind, worker, round, period, step)."""
+    match message:
+        case Update():
+            return "update", message.worker, message.round, 0, 0
+        case Ballot():
+            return "ballot", message.worker, message.round, 0, 0
+        case Lead():
+            return "lead", message.worker, message.round, message.period, 0
+        case Vote():
+            return "vote", message.worker, message.round, message.period, message.step

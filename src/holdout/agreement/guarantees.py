@@ -1,0 +1,182 @@
+"""What given sizes do not guarantee, in words, with the probabilities that belong to them.
+
+A run may be configured below the sizes of `sizing` (the paper's own runs are). Then it must say so
+at its start, and `holdout plan` says the same in advance.
+"""
+
+import bisect
+from fractions import Fraction
+
+from holdout.agreement.chances import Law, binomial, hypergeometric
+from holdout.agreement.params import Mode, RoleDraw
+from holdout.agreement.sizing import (
+    ATTEMPTS,
+    Committee,
+    Risk,
+    Sizes,
+    as_share,
+    ballots_suffice,
+    check_population,
+    no_honest_leader,
+    no_majority,
+    two_quorums,
+)
+from holdout.voting.odds import any_of, majority_failure
+
+
+def shortfalls(chosen: Sizes, *, n: int, f: Fraction | int, risk: Risk) -> tuple[str, ...]:
+    """What fails more often than the risk accepts, with these sizes; empty if nothing does."""
+    liars = check_population(n, f)
+    return (
+        *_committee_shortfalls(chosen.mode, chosen.committee, n, liars, risk),
+        *_majority_shortfalls(chosen, n, liars, risk),
+        *_ballot_shortfalls(chosen, n, liars, as_share(f, n), risk),
+    )
+
+
+def limits(chosen: Sizes, *, n: int, f: Fraction | int, risk: Risk) -> tuple[str, ...]:
+    """What no size can guarantee: the assumptions, and what they cost."""
+    liars = check_population(n, f)
+    spare = n - liars - chosen.committee.quorum
+    said = [
+        f"Nothing holds if more than B = {liars} of the {n} workers lie, collude, or stay away.",
+        "Progress, unlike safety, needs a network that delivers within some bound at last.",
+    ]
+    if chosen.mode is Mode.ALL:
+        said.append(
+            f"B = {liars} workers may be silent and {spare} more may be down before rounds stop."
+            if spare
+            else f"With B = {liars} silent workers every other one is needed: one more that is down"
+            " stops the rounds. Assume fewer liars to have slack."
+        )
+    else:
+        said.append(
+            "Agreement itself is a matter of luck with a drawn committee: two blocks for one round,"
+            f" somewhere in {risk.rounds} rounds, with probability up to {risk.safety:g}."
+        )
+    if chosen.mode is Mode.SHUFFLE:
+        said.append("The committee is public: who can silence chosen workers can stop a period.")
+    if chosen.mode is Mode.SELF:
+        said.append(
+            f"The bound behind mode self allows for {ATTEMPTS} recovery attempts in a period; it is"
+            " this project's own and has not been checked by others."
+        )
+    said.append(
+        "Some round lacks an honest majority of proposers or voters, or its first quorum, with"
+        f" probability up to {risk.progress:g}."
+    )
+    if liars and chosen.voters.byzantine_max < liars:
+        said.append(
+            "Some accepted update has no honest supporter, or a leader's choice of ballots decides,"
+            f" with probability up to {risk.safety:g}."
+        )
+    leaderless = no_honest_leader(n, liars, chosen.leaders)
+    if leaderless:
+        said.append(
+            f"A period has no honest leader with probability {leaderless:.2g}; it costs a period."
+        )
+    return tuple(said)
+
+
+def committee_odds(n: int, byzantine: int, mode: Mode, chosen: Committee) -> tuple[float, float]:
+    """The chances that one committee could certify two blocks, and that it cannot certify any.
+
+    The first is an upper bound in mode `self`.
+    """
+    size, quorum = chosen.size, chosen.quorum
+    match mode:
+        case Mode.ALL:
+            return float(2 * quorum <= n + byzantine), float(n - byzantine < quorum)
+        case Mode.SHUFFLE:
+            liars = hypergeometric(n, byzantine, size)
+            return liars.at_least(2 * quorum - size), liars.at_least(size - quorum + 1)
+        case Mode.SELF:
+            return (
+                min(
+                    1.0,
+                    two_quorums(n, byzantine, size, quorum) + _steps_bound(n, byzantine, chosen),
+                ),
+                binomial(n - byzantine, size, n).at_most(quorum - 1),
+            )
+
+
+def _steps_bound(n: int, byzantine: int, chosen: Committee) -> float:
+    """At most twice the smallest of the bounds that the split points give."""
+    honest = n - byzantine
+
+    def terms(split: int) -> tuple[float, float]:
+        certified = binomial(split + byzantine, chosen.size, n).at_least(chosen.quorum)
+        down = binomial(honest - split + byzantine, chosen.size, n).at_least(chosen.quorum)
+        return certified, 2 * ATTEMPTS * down
+
+    def crossed(split: int) -> bool:
+        certified, down = terms(split)
+        return certified >= down
+
+    place = bisect.bisect_left(range(honest + 1), x=True, key=crossed)
+    return min(sum(terms(split)) for split in (max(0, place - 1), min(honest, place)))
+
+
+def _committee_shortfalls(
+    mode: Mode, chosen: Committee, n: int, liars: int, risk: Risk
+) -> list[str]:
+    unsafe, stuck = committee_odds(n, liars, mode, chosen)
+    name = f"a committee of {chosen.size} with quorum {chosen.quorum}"
+    said = []
+    if unsafe > risk.unsafe:
+        said.append(f"{name} could certify two blocks{_somewhere(unsafe, risk, risk.safety)}")
+    if stuck > risk.stuck:
+        said.append(f"{name} cannot certify any block{_somewhere(stuck, risk, risk.progress)}")
+    return said
+
+
+def _majority_shortfalls(chosen: Sizes, n: int, liars: int, risk: Risk) -> list[str]:
+    said = []
+    for role, size in (("proposers", chosen.proposers), ("voters", chosen.voters.size)):
+        drawn = min(n, size)
+        chance = (
+            majority_failure(workers=n, byzantine=liars, drawn=drawn)
+            if chosen.role_draw is RoleDraw.FIXED
+            else no_majority(n, liars, drawn)
+        )
+        if chance > risk.stuck / 2:
+            where = _somewhere(chance, risk, risk.progress / 2)
+            said.append(f"{size} {role} lack an honest majority{where}")
+    return said
+
+
+def _ballot_shortfalls(chosen: Sizes, n: int, liars: int, f: Fraction, risk: Risk) -> list[str]:
+    voters = chosen.voters
+    honest, byzantine = _voters(chosen, n, liars)
+    said = []
+    few = honest.at_most(voters.ballots_min - 1)
+    if few > risk.stuck:
+        said.append(
+            f"fewer than M_min = {voters.ballots_min} honest voters are drawn, so that the round"
+            f" may make no step{_somewhere(few, risk, risk.progress)}"
+        )
+    many = byzantine.at_least(voters.byzantine_max + 1)
+    if many > risk.unsafe:
+        said.append(
+            f"more than b_max = {voters.byzantine_max} Byzantine voters are drawn, so that an"
+            " update may be accepted without one honest supporter"
+            + _somewhere(many, risk, risk.safety)
+        )
+    if not ballots_suffice(f, voters.ballots_min, voters.byzantine_max):
+        said.append(
+            f"M_min = {voters.ballots_min} honest ballots do not carry an update over the floor of"
+            f" b_max + 1 = {voters.byzantine_max + 1}: liars may make rounds without a step"
+        )
+    return said
+
+
+def _voters(chosen: Sizes, n: int, liars: int) -> tuple[Law, Law]:
+    size = min(n, chosen.voters.size)
+    if chosen.role_draw is RoleDraw.FIXED:
+        return hypergeometric(n, n - liars, size), hypergeometric(n, liars, size)
+    return binomial(n - liars, size, n), binomial(liars, size, n)
+
+
+def _somewhere(chance: float, risk: Risk, accepted: float) -> str:
+    run = any_of(risk.rounds, min(1.0, chance * risk.seed_bias))
+    return f" with probability {run:.2g} in {risk.rounds} rounds (accepted: {accepted:g})"

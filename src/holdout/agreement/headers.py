@@ -1,0 +1,166 @@
+"""The header of a block: what is hashed, voted on and kept (CONSENSUS 2 and 3.3)."""
+
+import math
+from dataclasses import dataclass
+from enum import IntEnum
+from functools import cached_property
+
+from holdout.agreement.codec import Reader, blob, decode, digest, f64, u8, u32, u64
+from holdout.agreement.keys import Verifier
+from holdout.agreement.messages import HEADER_BYTES_MAX, PROOF_BYTES_MAX
+from holdout.agreement.params import PROTOCOL_VERSION, Genesis
+from holdout.agreement.seed import next_seed, seed_alpha
+from holdout.errors import InvalidMessage
+from holdout.ids import Digest
+
+
+class BlockKind(IntEnum):
+    """What a block does to the model."""
+
+    NOOP = 1
+    """Nothing: no update was accepted. The seed moves on all the same."""
+    STEP = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Tip:
+    """What round r builds on."""
+
+    round: int
+    """r itself."""
+    previous: Digest
+    """The digest of the block before; that of the first block is the network's own."""
+    model: Digest
+    radius: float
+    steps: int
+    """STEP blocks so far."""
+    seed_in: Digest
+    """Q[r - L], by which the round is drawn and from which the next seed is made."""
+    old_block: Digest | None
+    """The block that refreshes the seed, in the rounds where one does."""
+
+
+@dataclass(frozen=True)
+class Header:
+    """A block in brief: whoever has the certificate needs no more to go on."""
+
+    version: int
+    chain: Digest
+    round: int
+    previous: Digest
+    kind: BlockKind
+    leader: int
+    original_period: int
+    """The period that it was first proposed in."""
+    seed: Digest
+    seed_proof: bytes
+    updates_root: Digest
+    ballots_root: Digest
+    selection_root: Digest
+    evidence_root: Digest
+    steps: int
+    """STEP blocks up to and including this one: the learning rate goes by it."""
+    model_previous: Digest
+    model: Digest
+    radius: float
+    """The bound on norms for the next step."""
+
+    def encode(self) -> bytes:
+        """Canonical bytes."""
+        return b"".join(
+            [
+                u32(self.version),
+                blob(self.chain),
+                u64(self.round),
+                blob(self.previous),
+                u8(self.kind),
+                u32(self.leader),
+                u32(self.original_period),
+                blob(self.seed),
+                blob(self.seed_proof),
+                blob(self.updates_root),
+                blob(self.ballots_root),
+                blob(self.selection_root),
+                blob(self.evidence_root),
+                u64(self.steps),
+                blob(self.model_previous),
+                blob(self.model),
+                f64(self.radius),
+            ]
+        )
+
+    @cached_property
+    def digest(self) -> Digest:
+        """The value that is voted on."""
+        return digest("block", blob(self.encode()))
+
+
+def read_header(data: bytes) -> Header:
+    """The header that these bytes hold; raises `InvalidMessage`."""
+    if len(data) > HEADER_BYTES_MAX:
+        raise InvalidMessage(f"a header holds at most {HEADER_BYTES_MAX} bytes; got {len(data)}")
+    return decode(data, _read_header)
+
+
+def _read_header(reader: Reader) -> Header:
+    header = Header(
+        reader.u32(),
+        reader.digest(),
+        reader.u64(),
+        reader.digest(),
+        _read_kind(reader),
+        reader.u32(),
+        reader.u32(),
+        reader.digest(),
+        reader.blob(PROOF_BYTES_MAX),
+        reader.digest(),
+        reader.digest(),
+        reader.digest(),
+        reader.digest(),
+        reader.u64(),
+        reader.digest(),
+        reader.digest(),
+        reader.f64(),
+    )
+    # One encoding for one value: neither NaN, which has many, nor a second zero.
+    if not (header.radius >= 0 and math.isfinite(header.radius)) or f64(header.radius) == f64(-0.0):
+        raise InvalidMessage("a radius is finite and not negative")
+    return header
+
+
+def _read_kind(reader: Reader) -> BlockKind:
+    code = reader.u8()
+    if code not in (BlockKind.NOOP, BlockKind.STEP):
+        raise InvalidMessage(f"there is no block of kind {code}")
+    return BlockKind(code)
+
+
+def link_fault(header: Header, tip: Tip, genesis: Genesis, verifier: Verifier) -> str | None:
+    """Why this header cannot follow the tip, whatever its body; None if it can."""
+    if (header.version, header.chain) != (PROTOCOL_VERSION, genesis.chain):
+        return "the block is of another network or version"
+    if (header.round, header.previous) != (tip.round, tip.previous):
+        return "the block does not follow the one before"
+    if header.model_previous != tip.model:
+        return "the block builds on another model"
+    if header.steps != tip.steps + (header.kind is BlockKind.STEP):
+        return "the block counts its steps wrongly"
+    if header.kind is BlockKind.NOOP and (header.model, header.radius) != (tip.model, tip.radius):
+        return "a block without a step changes nothing"
+    if header.leader >= genesis.params.workers:
+        return "the leader is no worker of this network"
+    return _seed_fault(header, tip, genesis, verifier)
+
+
+def _seed_fault(header: Header, tip: Tip, genesis: Genesis, verifier: Verifier) -> str | None:
+    out = None
+    if header.original_period == 0:
+        key = genesis.roster[header.leader].vrf
+        question = seed_alpha(genesis.chain, tip.round, tip.seed_in)
+        out = verifier.vrf(key, question, header.seed_proof)
+        if out is None:
+            return "the seed's proof does not hold"
+    elif header.seed_proof:
+        return "after the first period nobody proves a seed"
+    seed = next_seed(tip.round, tip.seed_in, header.leader, out, tip.old_block)
+    return None if header.seed == seed else "the seed does not follow from the one before"

@@ -1,0 +1,242 @@
+"""What all members of a network have in common: the constants of a run, its roster, its identity.
+
+Everything in `Params` decides what is valid, so it is hashed into the network's identity and two
+workers that differ in it do not talk. `Timing` decides only how long a worker waits: it may differ
+from worker to worker and is not hashed.
+"""
+
+from dataclasses import dataclass
+from enum import StrEnum
+from fractions import Fraction
+from functools import cached_property
+
+from holdout.agreement.codec import blob, digest, f64, items, text, u32, u64
+from holdout.agreement.keys import PublicKeys
+from holdout.errors import InfeasibleError
+from holdout.ids import Digest
+
+PROTOCOL_VERSION = 1
+MILLISECOND = 1_000
+"""All times of the core are whole microseconds of a monotonic clock."""
+
+
+class Mode(StrEnum):
+    """Who agrees: the committee of role C."""
+
+    ALL = "all"
+    """Every worker; the default."""
+    SHUFFLE = "shuffle"
+    """A public draw of fixed size, new in each period."""
+    SELF = "self"
+    """Secret self-selection by VRF, new in each step (the paper, Algorand)."""
+
+
+class RoleDraw(StrEnum):
+    """How proposers and voters are drawn."""
+
+    SELF = "self"
+    """Secretly, by VRF: nobody knows who until they speak."""
+    FIXED = "fixed"
+    """Publicly, a fixed number."""
+
+
+class TallyRule(StrEnum):
+    """How ballots are counted."""
+
+    COMPLETION = "completion"
+    """Short ballots are completed neutrally before the paper's threshold is applied."""
+    PAPER = "paper"
+    """To the letter, for comparison: short ballots starve honest updates."""
+
+
+@dataclass(frozen=True, slots=True)
+class Params:
+    """The constants of a run. `sizing` gives good sizes; smaller ones are allowed and said."""
+
+    workers: int
+    """n, the size of the roster."""
+    f: Fraction
+    """The assumed Byzantine fraction, in (1 - f) of the ballots and of the tally."""
+    quorum: int
+    """Q, equal votes that make a bundle."""
+    proposers: int
+    """tau_P, expected (or fixed) number of proposers."""
+    voters: int
+    """tau_V, expected (or fixed) number of voters."""
+    leaders: int
+    """tau_L, expected number of leaders in a period."""
+    ballots_min: int
+    """M_min: a block with fewer ballots makes no step."""
+    byzantine_voters_max: int
+    """b_max: an update needs one approval more than this, hence one honest supporter; 0: off."""
+    dimension: int
+    """d, the number of weights."""
+    model_first: Digest
+    """The digest of w_1."""
+    rates: tuple[float, ...]
+    """eta of the first, second, ... step; the last one stays."""
+    mode: Mode = Mode.ALL
+    committee: int = 0
+    """Size of the consensus committee: N in `shuffle`, expected in `self`; unused in `all`."""
+    role_draw: RoleDraw = RoleDraw.SELF
+    inclusion_periods: int = 1
+    """p_incl: up to this period a leader must include the ballots that others held in time."""
+    lookback: int = 2
+    """L: round r is drawn by the seed of round r - L."""
+    refresh: int = 50
+    """R: every L R rounds an old block's digest enters the seed."""
+    shapes: tuple[tuple[int, ...], ...] = ()
+    """The shapes of the model's tensors, in order: part of the model's digest."""
+    coordinate_max: float = 1e6
+    """G_inf, the largest coordinate of a valid payload."""
+    radius_first: float = 0.0
+    """r_1, the bound on norms in the first step; 0: none, the first step sets it."""
+    tally: TallyRule = TallyRule.COMPLETION
+
+    @property
+    def byzantine(self) -> int:
+        """B = floor(f n), the liars that the network must stand."""
+        return int(self.f * self.workers)
+
+    @property
+    def payload_bytes(self) -> int:
+        """The size of a gradient or a model on the wire."""
+        return 4 * self.dimension
+
+    def rate(self, step: int) -> float:
+        """The learning rate of the step-th step, counted from 1."""
+        return self.rates[min(step, len(self.rates)) - 1]
+
+    def approve_count(self, candidates: int) -> int:
+        """The names on a full ballot: k = ceil((1 - f) m), exactly."""
+        return -((self.f.numerator - self.f.denominator) * candidates // self.f.denominator)
+
+    def encode(self) -> bytes:
+        """Canonical bytes of all of them."""
+        return b"".join(
+            [
+                u32(self.workers),
+                u64(self.f.numerator),
+                u64(self.f.denominator),
+                u32(self.quorum),
+                u32(self.proposers),
+                u32(self.voters),
+                u32(self.leaders),
+                u32(self.ballots_min),
+                u32(self.byzantine_voters_max),
+                u32(self.dimension),
+                blob(self.model_first),
+                items(f64(rate) for rate in self.rates),
+                text(self.mode),
+                u32(self.committee),
+                text(self.role_draw),
+                u32(self.inclusion_periods),
+                u32(self.lookback),
+                u32(self.refresh),
+                items(items(u32(side) for side in shape) for shape in self.shapes),
+                f64(self.coordinate_max),
+                f64(self.radius_first),
+                text(self.tally),
+            ]
+        )
+
+    def check(self) -> None:
+        """Refuse constants with which agreement itself would not be safe or could never go on."""
+        n, b = self.workers, self.byzantine
+        if n < 3 * b + 1:
+            raise InfeasibleError(
+                f"agreement needs n >= 3B + 1 workers, of which B may lie; got n={n}, B={b}"
+            )
+        if self.mode is Mode.ALL and self.quorum != 2 * n // 3 + 1:
+            raise InfeasibleError(
+                f"with everybody in the committee the quorum is floor(2n/3) + 1 = {2 * n // 3 + 1};"
+                f" got {self.quorum}"
+            )
+        if self.mode is not Mode.ALL and not 0 < self.quorum <= self.committee <= n:
+            raise InfeasibleError(
+                "a drawn committee needs 0 < quorum <= committee <= n; got"
+                f" quorum={self.quorum}, committee={self.committee}, n={n}"
+            )
+        if not self.rates or self.dimension < 1:
+            raise InfeasibleError("a run needs a model with weights and at least one learning rate")
+
+
+@dataclass(frozen=True)
+class Genesis:
+    """A network: its members' keys, its constants, and what sets this run apart from others."""
+
+    params: Params
+    roster: tuple[PublicKeys, ...]
+    run_nonce: bytes
+    """Fresh for each run, so that votes of an earlier run with the same keys are worthless."""
+    beacon: bytes
+    """Randomness drawn after everything else was fixed, so that nobody can choose keys by it."""
+
+    @cached_property
+    def setup(self) -> Digest:
+        """What the members signed up to before the beacon was known."""
+        return digest(
+            "genesis",
+            u32(PROTOCOL_VERSION),
+            items(blob(keys.signing) + blob(keys.vrf) for keys in self.roster),
+            blob(self.params.encode()),
+            blob(self.run_nonce),
+        )
+
+    @cached_property
+    def chain(self) -> Digest:
+        """The network's identity: part of everything that is signed."""
+        return digest("run", blob(self.setup), blob(self.beacon))
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """How long a worker waits for others, in microseconds. None of it affects safety."""
+
+    delay: int = 500 * MILLISECOND
+    """lambda: the assumed bound for small messages."""
+    propose: int = 2_000 * MILLISECOND
+    """T_P: how long updates are taken for the own ballot."""
+    vote: int = 2_000 * MILLISECOND
+    """T_V: how long after that ballots are waited for."""
+    fetch: int = 500 * MILLISECOND
+    """The time to fetch a block body."""
+    validate: int = 500 * MILLISECOND
+    """The time to recompute a block."""
+    early: bool = True
+    """Whether a wait ends as soon as everybody expected has been heard."""
+
+    def lead_at(self) -> int:
+        """T_A, from the start of the round: when leaders assemble."""
+        return self.propose + self.vote + 2 * self.delay
+
+    def filter_after(self, period: int) -> int:
+        """F(p): the soft vote, from the start of the period."""
+        return (2 * self.delay + self.fetch) << (min(period, 6) if period else 0)
+
+    def deadline_after(self, period: int) -> int:
+        """D(p): recovery, from the start of the period.
+
+        Both grow with the period, so that an unknown bound is exceeded at last; growing this one
+        alone would not help: the soft vote would always come before the lead.
+        """
+        base = 2 * self.delay + self.fetch + self.validate + 4 * self.delay
+        return base << (min(period, 6) if period else 0)
+
+    def retry_after(self, count: int) -> int:
+        """The interval before the count-th retry (from 0): doubling up to sixteen delays."""
+        return self.delay * min(2 << count, 16)
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What a peer may make a worker hold."""
+
+    early: int = 8
+    """Messages of the next round, per worker."""
+    bodies: int = 3
+    """Blocks of the best leads that are fetched, per period."""
+    blocks_per_answer: int = 50
+    """Rounds that are sent at once to a peer that is behind."""
+    waiting_ballots: int = 2
+    """Ballots per voter that wait for update headers."""

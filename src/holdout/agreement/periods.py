@@ -1,0 +1,378 @@
+"""The agreement half of a round: leads, votes and recovery, period after period.
+
+The rules of the module `player`'s table, one method each. Three details carry the safety: no CERT
+vote after a recovery vote in the same period; recovery prefers LATE over REDO over DOWN, judged at
+the time of voting; and what a vote rests on (why the period was entered, its soft quorum, the
+block behind a CERT vote) is durable before the vote leaves.
+"""
+
+from dataclasses import dataclass, field
+
+from holdout.agreement.blocks import Draft, assemble
+from holdout.agreement.codec import BOTTOM, digest, u32
+from holdout.agreement.desk import Blobs, Desk
+from holdout.agreement.draws import Draws
+from holdout.agreement.events import (
+    BlobKind,
+    Broadcast,
+    Entered,
+    Keep,
+    SetTimer,
+    Timer,
+    TimerKind,
+    Urgency,
+    Want,
+)
+from holdout.agreement.leads import Leads
+from holdout.agreement.messages import Bundle, Kind, Lead, Step, lead_part, vote_part
+from holdout.agreement.params import Mode
+from holdout.agreement.phases import Phases
+from holdout.agreement.seed import next_seed, seed_alpha
+from holdout.agreement.sortition import Role
+from holdout.agreement.validation import Validation, Verdict
+from holdout.agreement.votes import Reached, Tracker
+from holdout.ids import Digest
+
+ATTEMPTS_MAX = 4
+"""Recovery attempts of a period in mode `self`: as many as the sizes are computed for."""
+
+
+@dataclass(slots=True)
+class Periods:
+    """Period, phase and votes of one round."""
+
+    desk: Desk
+    draws: Draws
+    phases: Phases
+    validation: Validation
+    tracker: Tracker
+    leads: Leads = field(default_factory=Leads)
+    started: bool = False
+    """Whether the learning half is over and timers run."""
+    _draft: Draft | None = None
+    _retries: int = 0
+
+    @property
+    def round(self) -> int:
+        """The round that is being decided."""
+        return self.desk.safety.round
+
+    @property
+    def period(self) -> int:
+        """The current period."""
+        return self.desk.safety.period
+
+    @property
+    def phase(self) -> int:
+        """0 before the filter, 1 before the deadline, 2 recovery."""
+        return self.desk.safety.phase
+
+    # -- entering -------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """T_A of period 0: leaders speak, timers run."""
+        self.started = True
+        self._set_timers()
+        self.lead()
+        self.try_cert()
+
+    def resume(self) -> None:
+        """After a crash: as if the period began now; recovery goes on at once."""
+        for bundle in self.desk.safety.bundles:
+            self.tracker.add_bundle(bundle)
+            self.tracker.newly_reached(bundle.period, bundle.step, bundle.value)
+        if any(
+            kind is Kind.VOTE and step > Step.CERT and period == self.period
+            for kind, period, step in self.desk.safety.mine
+        ):
+            self.desk.safety.phase = 2
+        self.started = True
+        if self.phase == 2:  # noqa: PLR2004
+            self._set_timer(TimerKind.RETRY, self.desk.now)
+        else:
+            self._set_timers()
+
+    def enter(self, period: int, *, with_lead: bool) -> None:
+        """A quorum ended the period before, or speaks of this one already."""
+        safety = self.desk.safety
+        safety.period, safety.phase = period, 0
+        self.started = True
+        self._draft, self._retries = None, 0
+        self.tracker.forget_before(period - 1)
+        self.leads.forget_before(period)
+        self._remember()
+        self.desk.emit(Entered(self.round, period))
+        self._set_timers()
+        # At once, not only at the next retry: what one knows at entry, all know at the filter.
+        for reached in self._reasons():
+            self._broadcast(reached)
+        if with_lead:
+            self.lead()
+        self.try_cert()
+
+    def _set_timers(self) -> None:
+        timing, now = self.desk.timing, self.desk.now
+        self._set_timer(TimerKind.FILTER, now + timing.filter_after(self.period))
+        self._set_timer(TimerKind.DEADLINE, now + timing.deadline_after(self.period))
+
+    def _set_timer(self, kind: TimerKind, at: int) -> None:
+        self.desk.emit(SetTimer(Timer(kind, self.round, self.period), at))
+
+    # -- why this period was entered ---------------------------------------------------------------
+
+    def _reasons(self) -> list[Reached]:
+        """The quorums that ended the period before: at most one value, and bottom."""
+        return self.tracker.quorums(self.period - 1, (Step.LATE, Step.REDO, Step.DOWN))
+
+    def carried(self) -> Digest | None:
+        """The value that the period before ended with, if any."""
+        return next((r.value for r in self._reasons() if r.value != BOTTOM), None)
+
+    def bottom(self) -> bool:
+        """Whether the period before ended with a quorum for a fresh start."""
+        return any(reached.value == BOTTOM for reached in self._reasons())
+
+    def bound_to(self) -> Digest | None:
+        """The value that this period must be about: carried over, and nobody saw bottom."""
+        return None if self.bottom() else self.carried()
+
+    # -- leading --------------------------------------------------------------------------------
+
+    def lead(self) -> None:
+        """Announce a block, if drawn for it: a fresh one, or the one that was carried over."""
+        slot = (Kind.LEAD, self.period, 0)
+        if not self.desk.may_sign:
+            return
+        if self.desk.signed(slot) is not None:
+            self.desk.send_again(slot)
+            return
+        proof = self.draws.own(self.desk.signer, Role.LEADER, self.desk.worker, self.period)
+        if proof is None:
+            return
+        if self.period == 0 or self.bottom():
+            self._draft = self._assemble()
+            self.validation.want(self._draft.needs)
+            self.go_on_leading()
+        elif (value := self.carried()) is not None:
+            header = self.validation.header(value)
+            if header is not None:
+                self._announce(proof, header.original_period, value, ())
+
+    def _assemble(self) -> Draft:
+        """Everything held by now."""
+        tip = self.validation.tip
+        seed_proof, out = b"", None
+        if self.period == 0:
+            seed_proof, out = self.desk.signer.prove(
+                seed_alpha(self.desk.chain, tip.round, tip.seed_in)
+            )
+        return assemble(
+            tip,
+            self.desk.genesis,
+            leader=self.desk.worker,
+            original_period=self.period,
+            seed=next_seed(tip.round, tip.seed_in, self.desk.worker, out, tip.old_block),
+            seed_proof=seed_proof,
+            updates=self.phases.updates(),
+            ballots=self.phases.ballots(),
+            evidence=tuple(self.phases.proofs().values()),
+        )
+
+    def go_on_leading(self) -> None:
+        """Announce the own block as soon as all that it needs is there."""
+        if self._draft is None:
+            return
+        block = self.validation.finish(self._draft)
+        proof = self.draws.own(self.desk.signer, Role.LEADER, self.desk.worker, self.period)
+        if block is None or proof is None:
+            return
+        self._draft = None
+        value = block.header.digest
+        self.validation.add_own(block)
+        self.desk.emit(Keep(value, block.encode()))
+        self._announce(proof, self.period, value, ((BlobKind.BLOCK, value),))
+
+    def _announce(self, proof: bytes, original: int, value: Digest, blobs: Blobs) -> None:
+        part = lead_part(
+            self.desk.chain, self.round, self.period, self.desk.worker, original, value
+        )
+        self.desk.sign((Kind.LEAD, self.period, 0), part, proof, blobs)
+
+    # -- soft and cert --------------------------------------------------------------------------
+
+    def filter(self) -> None:
+        """The soft vote, at most one in a period."""
+        self.desk.safety.phase = 1
+        bound = self.bound_to()
+        if bound is not None:
+            self._vote(Step.SOFT, bound)
+            return
+        for lead in self.leads.best(self.period):
+            fresh = lead.original_period == self.period
+            if self.acceptable(lead) if fresh else lead.value == self.carried():
+                self._vote(Step.SOFT, lead.value)
+                return
+
+    def acceptable(self, lead: Lead) -> bool:
+        """Valid, made by this leader, and (at first) with all ballots that were held in time."""
+        header = self.validation.header(lead.value)
+        if header is None or self.validation.verdict(lead.value) is not Verdict.VALID:
+            return False
+        if (header.leader, header.original_period) != (lead.worker, lead.period):
+            return False
+        return self.period > self.desk.params.inclusion_periods or self._includes(lead.value)
+
+    def _includes(self, value: Digest) -> bool:
+        block = self.validation.block(value)
+        if block is None:
+            return False
+        accounted = {ballot.worker for ballot in block.ballots}
+        for evidence in block.evidence:
+            convicted = self.draws.convict(evidence)
+            if not isinstance(convicted, str):
+                accounted.add(convicted.worker)
+        return all(worker in accounted for worker in self.phases.in_time)
+
+    def staged(self) -> Digest | None:
+        """The value with a soft quorum in this period."""
+        reached = self.tracker.quorums(self.period, (Step.SOFT,))
+        return reached[0].value if reached else None
+
+    def committable(self) -> Digest | None:
+        """The same, if the block is valid here."""
+        value = self.staged()
+        if value is None or self.validation.verdict(value) is not Verdict.VALID:
+            return None
+        return value
+
+    def try_cert(self) -> None:
+        """The cert vote: never after a recovery vote of the same period."""
+        value = self.committable()
+        if value is not None and self.phase <= 1:
+            self._vote(Step.CERT, value)
+
+    # -- recovery -------------------------------------------------------------------------------
+
+    def deadline(self) -> None:
+        """The period has taken too long."""
+        if self.phase == 0:
+            self.filter()
+        self.desk.safety.phase = 2
+        self.recover()
+        self._set_retry()
+
+    def retry(self) -> None:
+        """Still here: say it again, and more if more is known by now."""
+        self._retries += 1
+        self.recover()
+        self._set_retry()
+
+    def _set_retry(self) -> None:
+        if self.desk.params.mode is Mode.SELF and self._retries < ATTEMPTS_MAX:
+            interval = 4 * self.desk.timing.delay << self._retries
+        else:
+            interval = self.desk.timing.retry_after(self._retries)
+        name = digest("jitter", u32(self.desk.worker), u32(self.period), u32(self._retries))
+        jitter = int.from_bytes(name[:4], "big") % (interval // 4 + 1)
+        self._set_timer(TimerKind.RETRY, self.desk.now + interval + jitter)
+
+    def recover(self) -> None:
+        """LATE before REDO before DOWN, by what is known now; then repeat what was said."""
+        shift = 3 * self._attempt()
+        value, bound = self.committable(), self.bound_to()
+        if value is not None:
+            self._vote(Step.LATE + shift, value)
+        elif (Kind.VOTE, self.period, Step.CERT) in self.desk.safety.mine:
+            pass  # Its block is gone: nothing may contradict the CERT vote.
+        elif bound is not None:
+            self._vote(Step.REDO + shift, bound)
+        else:
+            self._vote(Step.DOWN + shift, BOTTOM)
+        self.resync()
+
+    def _attempt(self) -> int:
+        return min(self._retries, ATTEMPTS_MAX - 1) if self.desk.params.mode is Mode.SELF else 0
+
+    def resync(self) -> None:
+        """Send again what others need to be where this worker is."""
+        for slot in self.desk.safety.mine:
+            if slot[0] in {Kind.UPDATE, Kind.BALLOT} or slot[1] == self.period:
+                self.desk.send_again(slot)
+        for reached in [*self._reasons(), *self.tracker.quorums(self.period, (Step.SOFT,))]:
+            self._broadcast(reached)
+        value = self.staged()
+        if value is not None:
+            self.want_block(value)
+
+    def want_block(self, value: Digest, *hints: int) -> None:
+        """Have a block fetched, from those who voted for it if nobody else is known."""
+        if self.validation.block(value) is None and self.validation.header(value) is None:
+            voters = self.tracker.voters(self.period, Step.SOFT, value)
+            self.desk.emit(Want(BlobKind.BLOCK, value, (*hints, *voters)))
+
+    # -- voting ---------------------------------------------------------------------------------
+
+    def _vote(self, step: int, value: Digest) -> None:
+        slot = (Kind.VOTE, self.period, step)
+        if not self.desk.may_sign or self.desk.signed(slot) is not None:
+            return
+        blobs = self._back(step, value)
+        self._remember()
+        proof = self.draws.own(
+            self.desk.signer, Role.COMMITTEE, self.desk.worker, self.period, step
+        )
+        if proof is None:
+            # Ready, though not drawn: what it is ready for must outlive a crash as well.
+            if self.desk.params.mode is Mode.SELF:
+                self.desk.persist(blobs)
+            return
+        part = vote_part(self.desk.chain, self.round, self.period, step, self.desk.worker, value)
+        self.desk.sign(slot, part, proof, blobs)
+
+    def _back(self, step: int, value: Digest) -> Blobs:
+        """The block and model that a CERT or LATE vote vouches for."""
+        if step == Step.SOFT or value == BOTTOM or self.committable() != value:
+            return ()
+        header = self.validation.header(value)
+        assert header is not None  # noqa: S101  # It is committable.
+        self.desk.safety.held[value] = header.encode()
+        return (BlobKind.BLOCK, value), (BlobKind.MODEL, header.model)
+
+    def _remember(self) -> None:
+        """Why this period was entered and its soft quorum become part of the durable state."""
+        reasons = [*self._reasons(), *self.tracker.quorums(self.period, (Step.SOFT,))]
+        self.desk.safety.bundles = tuple(map(self.bundle, reasons))
+
+    # -- quorums --------------------------------------------------------------------------------
+
+    def on_quorum(self, reached: Reached) -> None:
+        """A quorum of any kind but CERT has come about."""
+        ends = reached.step > Step.CERT
+        if not ends:
+            if reached.period > self.period:
+                self.enter(reached.period, with_lead=False)
+            if reached.period == self.period:
+                self.want_block(reached.value)
+                self.try_cert()
+        elif reached.period >= self.period:
+            self.enter(reached.period + 1, with_lead=True)
+        elif reached.period == self.period - 1:
+            self._broadcast(reached)
+
+    def on_available(self) -> None:
+        """A block has become valid here."""
+        self.try_cert()
+        if self.phase == 2 and self.committable() is not None:  # noqa: PLR2004
+            self.recover()
+
+    def evidence_of_progress(self) -> list[Bundle]:
+        """The bundles that bring a worker of an earlier period here."""
+        soft = self.tracker.quorums(self.period, (Step.SOFT,))
+        return [self.bundle(reached) for reached in [*self._reasons(), *soft]]
+
+    def bundle(self, reached: Reached) -> Bundle:
+        """The votes behind a quorum."""
+        return self.tracker.bundle(self.desk.chain, self.round, reached)
+
+    def _broadcast(self, reached: Reached) -> None:
+        self.desk.emit(Broadcast(self.bundle(reached).encode(), Urgency.VOTE))

@@ -1,0 +1,157 @@
+"""The learning half of a round at one worker: propose, judge, and know when to stop waiting.
+
+    start   a proposer computes its gradient and announces it
+    T_P     a voter ranks what is in hand and sends its ballot
+    T_B     ballots held now must be in every block of the first periods
+    T_A     leaders assemble
+
+Where the senders are public (everybody, or a fixed draw), each wait is over as soon as all of them
+have been heard.
+"""
+
+from dataclasses import dataclass, field
+from enum import IntEnum
+
+from holdout.agreement.blocks import Tip
+from holdout.agreement.desk import Desk
+from holdout.agreement.draws import Draws
+from holdout.agreement.events import BlobKind, Compute, Judge, Judged, Propose, Proposed
+from holdout.agreement.messages import Entry, Kind, ballot_part, update_part
+from holdout.agreement.phases import Phases
+from holdout.agreement.sortition import Role
+from holdout.ids import Digest
+
+UPDATE_SLOT = (Kind.UPDATE, 0, 0)
+BALLOT_SLOT = (Kind.BALLOT, 0, 0)
+
+
+class Stage(IntEnum):
+    """How far the learning half is."""
+
+    PROPOSING = 0
+    VOTING = 1
+    GATHERING = 2
+    """Ballots that others held in time are still on their way."""
+    OVER = 3
+
+
+@dataclass(slots=True)
+class Proceedings:
+    """Proposals and ballots of one round."""
+
+    desk: Desk
+    tip: Tip
+    draws: Draws
+    phases: Phases
+    stage: Stage = Stage.PROPOSING
+    _judging: Judge | None = None
+    _proofs: dict[Role, bytes | None] = field(default_factory=dict)
+
+    def proof(self, role: Role) -> bytes | None:
+        """The own credential for a role of this round, or None."""
+        if role not in self._proofs:
+            self._proofs[role] = self.draws.own(self.desk.signer, role, self.desk.worker)
+        return self._proofs[role]
+
+    # -- proposing ------------------------------------------------------------------------------
+
+    def begin(self) -> None:
+        """A drawn proposer starts computing; after a crash it repeats what it has signed."""
+        for slot in (UPDATE_SLOT, BALLOT_SLOT):
+            if self.desk.signed(slot) is not None:
+                self.desk.send_again(slot)
+        if not self.desk.may_sign or self.desk.signed(UPDATE_SLOT) is not None:
+            return
+        if self.proof(Role.PROPOSER) is not None:
+            self.desk.emit(Compute(Propose(self.tip.round, self.tip.model)))
+
+    def on_proposed(self, event: Proposed) -> None:
+        """The own gradient is there: announce it."""
+        proof = self.proof(Role.PROPOSER)
+        current = event.job == Propose(self.tip.round, self.tip.model)
+        if not current or proof is None or not self.desk.may_sign:
+            return
+        if self.desk.signed(UPDATE_SLOT) is not None:
+            return
+        self.phases.payloads[event.payload] = True
+        part = update_part(
+            self.desk.chain,
+            self.tip.round,
+            self.desk.worker,
+            self.tip.model,
+            event.payload,
+            self.desk.params.payload_bytes,
+        )
+        self.desk.sign(UPDATE_SLOT, part, proof, ((BlobKind.PAYLOAD, event.payload),))
+
+    # -- judging --------------------------------------------------------------------------------
+
+    def end_proposals(self) -> None:
+        """T_P: rank what is in hand."""
+        if self.stage is not Stage.PROPOSING:
+            return
+        self.stage = Stage.VOTING
+        if not self.desk.may_sign or self.desk.signed(BALLOT_SLOT) is not None:
+            return
+        candidates = self.phases.candidates()
+        if not candidates or self.proof(Role.VOTER) is None:
+            return
+        self._judging = Judge(
+            self.tip.round,
+            self.tip.model,
+            candidates,
+            self.tip.radius,
+            self.desk.params.rate(self.tip.steps + 1),
+            self.desk.params.approve_count(len(candidates)),
+        )
+        self.desk.emit(Compute(self._judging))
+
+    def on_judged(self, event: Judged) -> None:
+        """The own ballot is there: send it, however late; later leaders may still use it."""
+        job, proof = self._judging, self.proof(Role.VOTER)
+        if event.job != job or proof is None or not self.desk.may_sign:
+            return
+        if self.desk.signed(BALLOT_SLOT) is not None:
+            return
+        approved = sorted(set(event.approved))[: job.approve_max]
+        if not approved:
+            return
+        entries = tuple(
+            Entry(job.candidates[place].proposer, job.candidates[place].update_id)
+            for place in approved
+        )
+        part = ballot_part(
+            self.desk.chain, self.tip.round, self.desk.worker, self.tip.model, entries
+        )
+        self.desk.sign(BALLOT_SLOT, part, proof)
+
+    # -- waiting --------------------------------------------------------------------------------
+
+    def end_ballots(self) -> None:
+        """T_B: what is held now, a leader must include."""
+        self.end_proposals()
+        if self.stage is Stage.VOTING:
+            self.stage = Stage.GATHERING
+            self.phases.in_time = tuple(sorted(self.phases.ballots()))
+
+    def finish(self) -> bool:
+        """T_A: the other half begins; False if it has begun before."""
+        self.end_ballots()
+        if self.stage is Stage.OVER:
+            return False
+        self.stage = Stage.OVER
+        return True
+
+    def all_proposed(self) -> bool:
+        """Whether everybody who may propose has been heard."""
+        expected = self.draws.expected(Role.PROPOSER)
+        return expected is not None and all(map(self.phases.proposer_settled, expected))
+
+    def all_voted(self) -> bool:
+        """Whether everybody who may send a ballot has done so."""
+        expected = self.draws.expected(Role.VOTER)
+        return expected is not None and all(map(self.phases.holds_ballot, expected))
+
+    def wants(self, payload: Digest) -> bool:
+        """Whether this worker needs gradients as soon as they are announced."""
+        return payload not in self.phases.payloads

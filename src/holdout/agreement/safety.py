@@ -1,0 +1,113 @@
+"""What a worker must not forget: the state behind everything it signed in the current round.
+
+It is small on purpose (votes of others are not in it, except the bundles by which the worker
+entered its period), so it can be written before each message leaves. After a crash the worker goes
+on from it; without it the worker has lost its memory and must not vote in any round in which it
+may have voted before.
+"""
+
+from dataclasses import dataclass, field
+
+from holdout.agreement.blocks import read_header
+from holdout.agreement.codec import (
+    DIGEST_BYTES,
+    Reader,
+    blob,
+    decode,
+    digest,
+    items,
+    text,
+    u8,
+    u32,
+    u64,
+)
+from holdout.agreement.messages import (
+    BUNDLE_BYTES_MAX,
+    ENVELOPE_BYTES_MAX,
+    HEADER_BYTES_MAX,
+    Bundle,
+    Kind,
+)
+from holdout.agreement.params import Genesis
+from holdout.agreement.wire import read_bundle
+from holdout.errors import InvalidMessage
+from holdout.ids import Digest
+
+NEVER = (1 << 64) - 1
+"""Votes from this round on: not before others have told how far the chain is."""
+
+OwnSlot = tuple[Kind, int, int]
+"""(kind, period, step) of something this worker signed in the current round."""
+
+BUNDLES_MAX = 16
+OWN_MAX = 4_096
+
+
+@dataclass(slots=True)
+class Safety:
+    """The persistent state of a player."""
+
+    round: int
+    period: int = 0
+    phase: int = 0
+    votes_from: int = 0
+    """The first round in which this worker may sign anything."""
+    mine: dict[OwnSlot, bytes] = field(default_factory=dict)
+    """Everything this worker has signed in this round, as it was sent."""
+    bundles: tuple[Bundle, ...] = ()
+    """Why this period was entered, and its soft quorum."""
+    held: dict[Digest, bytes] = field(default_factory=dict)
+    """Headers of the valid blocks that back a vote; the blocks and models are blobs on disk."""
+
+    def encode(self, chain: Digest) -> bytes:
+        """The bytes to be written, with their own checksum."""
+        body = b"".join(
+            [
+                text("safety"),
+                blob(chain),
+                u64(self.round),
+                u32(self.period),
+                u8(self.phase),
+                u64(self.votes_from),
+                items(
+                    u8(kind) + u32(period) + u8(step) + blob(data)
+                    for (kind, period, step), data in self.mine.items()
+                ),
+                items(blob(bundle.encode_bare()) for bundle in self.bundles),
+                items(blob(header) for header in self.held.values()),
+            ]
+        )
+        return digest("safety-sum", body) + body
+
+
+def initial(genesis: Genesis) -> bytes:
+    """The first store of a worker, made once, when it registers."""
+    return Safety(round=1).encode(genesis.chain)
+
+
+def read_safety(data: bytes, chain: Digest) -> Safety | None:
+    """What was written last; None if it is damaged or of another network."""
+    # The checksum first: a damaged file must not be read as another state.
+    total, body = data[:DIGEST_BYTES], data[DIGEST_BYTES:]
+    if digest("safety-sum", body) != total:
+        return None
+    try:
+        return decode(body, lambda reader: _read(reader, chain))
+    except InvalidMessage:
+        return None
+
+
+def _read(reader: Reader, chain: Digest) -> Safety:
+    if reader.blob(16) != b"safety" or reader.digest() != chain:
+        raise InvalidMessage("the store belongs to another network")
+    safety = Safety(reader.u64(), reader.u32(), reader.u8(), reader.u64())
+    for kind, period, step, data in reader.items(
+        lambda r: (r.u8(), r.u32(), r.u8(), r.blob(ENVELOPE_BYTES_MAX + 1024)), OWN_MAX
+    ):
+        safety.mine[Kind(kind), period, step] = data
+    safety.bundles = reader.items(
+        lambda r: decode(r.blob(BUNDLE_BYTES_MAX), read_bundle), BUNDLES_MAX
+    )
+    for header in reader.items(lambda r: r.blob(HEADER_BYTES_MAX), OWN_MAX):
+        safety.held[read_header(header).digest] = header
+    return safety

@@ -1,0 +1,356 @@
+"""How large committees must be, from exact tails.
+
+Of n workers B are Byzantine and H = n - B honest. A consensus committee with h honest and b
+Byzantine members is good if two quorums of Q always share an honest member (safety, 2Q > h + 2b)
+and the honest ones alone form one (progress, h >= Q). A good draw of proposers has an honest
+majority. A good draw of voters has at least `M_min` honest and at most `b_max` Byzantine ones, with
+`ceil((1-f) M_min) > b_max`: honest ballots carry an update over the floor `b_max + 1`.
+
+Public draws have a fixed size, so b is hypergeometric; secret self-selection makes h and b binomial
+and independent, and honest members may be few just when Byzantine ones are many: that is its price.
+
+Integer effects make the conditions hold, fail and hold again while the size grows. For public draws
+the smallest size is found; for self-selection the size is found by bisection, as the design's
+tables were, which is a few members more at most (`docs/decisions/0006-sizes-by-bisection.md`).
+"""
+
+import bisect
+import functools
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from fractions import Fraction
+
+from holdout.agreement.chances import RAREST, binomial, hypergeometric
+from holdout.agreement.params import Mode, RoleDraw
+from holdout.errors import InfeasibleError, UserError
+from holdout.shares import byzantine_count, write_share
+from holdout.voting.odds import exact_size
+
+WORKERS_MAX = 100_000
+ROUNDS_MAX = 10**15
+LEADERS = 20
+"""tau_L: at f = 0.3 a period lacks an honest leader with probability below 1e-6."""
+
+SAMPLED_WORKERS_MIN = 50
+"""Below this, everybody is in the consensus committee."""
+
+ALL_WORKERS_MAX = 1000
+"""Above this, sending every gradient to everybody costs more than a drawn committee does."""
+
+ATTEMPTS = 4
+"""Recovery attempts of a period that mode `self` is sized for."""
+
+SEED_BIAS = 4
+"""A coalition that withholds blocks biases the seed; it makes bad draws this much likelier."""
+
+
+@dataclass(frozen=True, slots=True)
+class Risk:
+    """What may go wrong over a whole run, and with which probability; the default is strict."""
+
+    rounds: int = 1000
+    safety: float = 1e-6
+    """Some committee could certify two blocks."""
+    progress: float = 1e-3
+    """Some round misses its first quorum, or an honest majority."""
+    seed_bias: int = SEED_BIAS
+    """Divides both; 1 for a lottery whose seed nobody can bias."""
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.rounds <= ROUNDS_MAX:
+            raise UserError(f"a run has 1 to {ROUNDS_MAX} rounds; got {self.rounds}")
+        for name, chance in (("safety", self.safety), ("progress", self.progress)):
+            if not 0 < chance < 1:
+                raise UserError(f"delta ({name}) must lie between 0 and 1; got {chance}")
+            if chance / self.rounds / self.seed_bias / 2 < RAREST:
+                raise UserError(
+                    f"delta ({name}) must allow at least {RAREST:g} for each draw; got {chance:g} "
+                    f"over {self.rounds} rounds"
+                )
+
+    @property
+    def unsafe(self) -> float:
+        """eps_s: a committee that could certify two blocks."""
+        return self.safety / self.rounds / self.seed_bias
+
+    @property
+    def stuck(self) -> float:
+        """eps_l: a committee without a quorum of honest members."""
+        return self.progress / self.rounds / self.seed_bias
+
+
+STRICT = Risk()
+
+
+@dataclass(frozen=True, slots=True)
+class Committee:
+    """A consensus committee: its size (in mode `self` the expected one) and quorum."""
+
+    size: int
+    quorum: int
+
+
+@dataclass(frozen=True, slots=True)
+class Voters:
+    """How many workers vote (expected or fixed), and what every draw of them is good for."""
+
+    size: int
+    ballots_min: int
+    """M_min: so many of them are honest."""
+    byzantine_max: int
+    """b_max: no more of them are Byzantine."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """All sizes of a run."""
+
+    mode: Mode
+    role_draw: RoleDraw
+    committee: Committee
+    proposers: int
+    """tau_P."""
+    voters: Voters
+    """tau_V, M_min and b_max."""
+    leaders: int
+    """tau_L."""
+
+
+def sizes(
+    *,
+    n: int,
+    f: Fraction | int,
+    risk: Risk = STRICT,
+    mode: Mode | None = None,
+    role_draw: RoleDraw = RoleDraw.SELF,
+) -> Sizes:
+    """Everything that a run of n workers, a share f (or a count) of them Byzantine, should use."""
+    liars = check_population(n, f)
+    share = as_share(f, n)
+    chosen = usual_mode(n) if mode is None else mode
+    if chosen is not Mode.ALL and n < SAMPLED_WORKERS_MIN:
+        raise InfeasibleError(
+            f"mode {chosen} needs at least {SAMPLED_WORKERS_MIN} workers; got n={n}"
+        )
+    return Sizes(
+        mode=chosen,
+        role_draw=role_draw,
+        committee=committee(n, liars, risk, chosen),
+        proposers=majority_size(n, liars, risk, role_draw),
+        voters=majority_voters(n, liars, share, risk, role_draw),
+        leaders=min(n, LEADERS),
+    )
+
+
+def check_population(n: int, f: Fraction | int) -> int:
+    """B, the number of Byzantine workers; refused where agreement is impossible."""
+    liars = byzantine_count(f, n)
+    if not 1 <= n <= WORKERS_MAX:
+        raise InfeasibleError(f"a network has 1 to {WORKERS_MAX} workers; got n={n}")
+    if n < 3 * liars + 1:
+        raise InfeasibleError(
+            f"agreement needs n >= 3B + 1 workers, of which B may lie; got n={n}, B={liars}"
+        )
+    if as_share(f, n) >= Fraction(1, 2):
+        # With so few workers no liar is among them, but (1-f) of the ballots is no majority.
+        raise InfeasibleError(
+            "an honest majority needs a Byzantine share f below 1/2; got f = "
+            f"{write_share(as_share(f, n))}"
+        )
+    return liars
+
+
+def as_share(f: Fraction | int, n: int) -> Fraction:
+    """The share f, of a share or a count."""
+    return Fraction(f, n) if isinstance(f, int) else f
+
+
+def usual_mode(n: int) -> Mode:
+    """The mode for this many workers unless secrecy of the committee matters."""
+    return Mode.ALL if n <= ALL_WORKERS_MAX else Mode.SHUFFLE
+
+
+# --- The consensus committee ---
+
+
+def quorum_of_all(n: int) -> int:
+    """Q when everybody is in the committee."""
+    return 2 * n // 3 + 1
+
+
+def committee(n: int, byzantine: int, risk: Risk, mode: Mode) -> Committee:
+    """The committee of this mode; everybody where no smaller one is good."""
+    match mode:
+        case Mode.ALL:
+            return Committee(n, quorum_of_all(n))
+        case Mode.SHUFFLE:
+            return shuffled_committee(n, byzantine, risk)
+        case Mode.SELF:
+            return self_selected_committee(n, byzantine, risk)
+
+
+def shuffled_committee(n: int, byzantine: int, risk: Risk) -> Committee:
+    """The smallest public draw of fixed size."""
+
+    def safe_quorum(size: int) -> int:
+        return (size + hypergeometric(n, byzantine, size).upper_quantile(risk.unsafe)) // 2 + 1
+
+    def honest_members(size: int) -> int:
+        return size - hypergeometric(n, byzantine, size).upper_quantile(risk.stuck)
+
+    size = _smallest(1, n - 1, lambda low, high: honest_members(high) >= safe_quorum(low))
+    if size is None:
+        return committee(n, byzantine, risk, Mode.ALL)
+    return Committee(size, safe_quorum(size))
+
+
+def self_selected_committee(
+    n: int, byzantine: int, risk: Risk, *, each_step: bool = True, attempts: int = ATTEMPTS
+) -> Committee:
+    """Secret self-selection, drawn anew for each step (or, for comparison, once a period)."""
+
+    def is_safe(tau: int, quorum: int) -> bool:
+        left = risk.unsafe - two_quorums(n, byzantine, tau, quorum)
+        if left < 0 or not each_step:
+            return left >= 0
+        return _steps_agree(n, byzantine, tau=tau, quorum=quorum, attempts=attempts, left=left)
+
+    def honest_members(tau: int) -> int:
+        return binomial(n - byzantine, tau, n).lower_quantile(risk.stuck)
+
+    size = _bisected(n, lambda tau: is_safe(tau, honest_members(tau)))
+    if size >= n:
+        return committee(n, byzantine, risk, Mode.ALL)
+    # The fewer votes are needed the better; safety falls with the quorum.
+    quorums = range(1, honest_members(size) + 1)
+    place = bisect.bisect_left(quorums, x=True, key=functools.partial(is_safe, size))
+    return Committee(size, quorums[place])
+
+
+def two_quorums(n: int, byzantine: int, tau: int, quorum: int) -> float:
+    """P[h + 2b >= 2Q] of one self-selected committee: it could vote for two values at once."""
+    honest, liars = binomial(n - byzantine, tau, n), binomial(byzantine, tau, n)
+    return math.fsum(
+        chance * honest.at_least(2 * (quorum - b))
+        for b, chance in enumerate(liars.mass, start=liars.first)
+    )
+
+
+def _steps_agree(
+    n: int, byzantine: int, *, tau: int, quorum: int, attempts: int, left: float
+) -> bool:
+    """Whether committees of different steps contradict each other with at most this probability.
+
+    If x honest workers are ready to certify a value, these x refuse to vote it down. So for every
+    split point, either the certificate comes from at most so many ready ones and all liars, or one
+    of the recovery slots (two an attempt can contradict) from the others and all liars.
+    """
+    honest = n - byzantine
+
+    def certified(split: int) -> float:
+        return binomial(split + byzantine, tau, n).at_least(quorum)
+
+    def voted_down(split: int) -> float:
+        return 2 * attempts * binomial(honest - split + byzantine, tau, n).at_least(quorum)
+
+    # The one grows with the split and the other falls.
+    found = _smallest(0, honest, lambda low, high: certified(low) + voted_down(high) <= left)
+    return found is not None
+
+
+# --- The learning roles ---
+
+
+def majority_size(n: int, byzantine: int, risk: Risk, draw: RoleDraw) -> int:
+    """The draw whose members are mostly honest, in every round and for both learning roles."""
+    chance = risk.stuck / 2
+    if draw is RoleDraw.FIXED:
+        size = exact_size(workers=n, byzantine=byzantine, draws=1, delta=chance)
+        return n if size is None else size
+    return _bisected(n, lambda tau: no_majority(n, byzantine, tau) <= chance)
+
+
+def no_majority(n: int, byzantine: int, tau: int) -> float:
+    """P[h <= b] of a self-selected draw."""
+    honest, liars = binomial(n - byzantine, tau, n), binomial(byzantine, tau, n)
+    return math.fsum(
+        chance * honest.at_most(b) for b, chance in enumerate(liars.mass, start=liars.first)
+    )
+
+
+def voters(n: int, byzantine: int, f: Fraction, risk: Risk, draw: RoleDraw) -> Voters:
+    """The draw of voters whose honest ballots suffice, whichever ballots a leader picks."""
+
+    def ballots_min(size: int) -> int:
+        return judge_voters(n, byzantine, size, risk, draw).ballots_min
+
+    def byzantine_max(size: int) -> int:
+        return judge_voters(n, byzantine, size, risk, draw).byzantine_max
+
+    def suffices(low: int, high: int) -> bool:
+        return ballots_suffice(f, ballots_min(high), byzantine_max(low))
+
+    if draw is RoleDraw.FIXED:
+        found = _smallest(1, n, suffices)
+        size = n if found is None else found
+    else:
+        size = _bisected(n, lambda tau: suffices(tau, tau))
+    return judge_voters(n, byzantine, size, risk, draw)
+
+
+def majority_voters(n: int, byzantine: int, f: Fraction, risk: Risk, draw: RoleDraw) -> Voters:
+    """The same, and mostly honest; only where liars are few or none does this ask for more."""
+    found = voters(n, byzantine, f, risk, draw)
+    at_least = majority_size(n, byzantine, risk, draw)
+    while found.size < at_least or not ballots_suffice(f, found.ballots_min, found.byzantine_max):
+        found = judge_voters(n, byzantine, max(found.size + 1, at_least), risk, draw)
+    return found
+
+
+def judge_voters(n: int, byzantine: int, size: int, risk: Risk, draw: RoleDraw) -> Voters:
+    """What a draw of voters of this size is good for."""
+    if draw is RoleDraw.FIXED:
+        liars = hypergeometric(n, byzantine, size)
+        return Voters(
+            size, size - liars.upper_quantile(risk.stuck), liars.upper_quantile(risk.unsafe)
+        )
+    return Voters(
+        size,
+        binomial(n - byzantine, size, n).lower_quantile(risk.stuck),
+        binomial(byzantine, size, n).upper_quantile(risk.unsafe),
+    )
+
+
+def ballots_suffice(f: Fraction, ballots_min: int, byzantine_max: int) -> bool:
+    """Whether honest ballots alone carry an update over the floor: ceil((1-f) M_min) > b_max."""
+    return math.ceil((1 - f) * ballots_min) > byzantine_max
+
+
+def no_honest_leader(n: int, byzantine: int, tau: int) -> float:
+    """The chance that a period has no honest leader, which costs one period."""
+    return binomial(n - byzantine, tau, n).at_most(0)
+
+
+# --- Searching ---
+
+
+def _smallest(low: int, high: int, may_do: Callable[[int, int], bool]) -> int | None:
+    """The smallest good size from `low` to `high`, or None.
+
+    What is needed and what is there both grow with the size. So if what is there at the upper end
+    does not reach what is needed at the lower end, no size between is good: `may_do(low, high)`
+    asks for just that, and for one size alone whether it is good.
+    """
+    if low > high or not may_do(low, high):
+        return None
+    if low == high:
+        return low
+    middle = (low + high) // 2
+    found = _smallest(low, middle, may_do)
+    return _smallest(middle + 1, high, may_do) if found is None else found
+
+
+def _bisected(n: int, is_good: Callable[[int], bool]) -> int:
+    """A good size below n whose predecessor is not, found by bisection; n where there is none."""
+    return 1 + bisect.bisect_left(range(1, n), x=True, key=is_good)

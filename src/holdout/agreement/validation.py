@@ -1,0 +1,182 @@
+"""Which blocks are valid here: what a worker re-checks before it supports one.
+
+A check waits for what it needs (payloads, then the recomputed model) and goes on when it comes.
+Its outcome is final: `valid` and `invalid` never change, `open` means that something is missing.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Protocol
+
+from holdout.agreement.blocks import Block, Draft, Header, Tip, inspect, read_block
+from holdout.agreement.draws import Draws
+from holdout.agreement.events import Action, BlobKind, Combine, Combined, Compute, Want
+from holdout.agreement.keys import Verifier
+from holdout.agreement.params import Genesis
+from holdout.errors import InvalidMessage
+from holdout.ids import Digest
+
+
+class Verdict(Enum):
+    """What is known about a block."""
+
+    OPEN = "open"
+    VALID = "valid"
+    INVALID = "invalid"
+
+
+class Inspect(Protocol):
+    """`blocks.inspect`, or a version of it that remembers."""
+
+    def __call__(
+        self, block: Block, tip: Tip, genesis: Genesis, draws: Draws, verifier: Verifier
+    ) -> Draft | str:
+        """The draft of a block whose body is in order, or what is wrong with it."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Tools:
+    """Pure functions on blocks; a simulator may put in versions that remember their answers."""
+
+    read_block: Callable[[bytes], Block] = read_block
+    inspect: Inspect = inspect
+
+
+@dataclass(slots=True)
+class _Check:
+    header: Header
+    verdict: Verdict
+    block: Block | None = None
+    draft: Draft | None = None
+    job: Combine | None = None
+    reason: str = ""
+
+
+@dataclass(slots=True)
+class Validation:
+    """The blocks of one round."""
+
+    genesis: Genesis
+    tip: Tip
+    draws: Draws
+    verifier: Verifier
+    payloads: dict[Digest, bool]
+    """Shared with the learning phase: payloads in hand, and whether they are valid."""
+    emit: Callable[[Action], None]
+    tools: Tools = field(default_factory=Tools)
+    _checks: dict[Digest, _Check] = field(default_factory=dict)
+    _results: dict[Combine, Combined] = field(default_factory=dict)
+    _asked: dict[Combine, None] = field(default_factory=dict)
+    _wanted: dict[Digest, None] = field(default_factory=dict)
+
+    # -- questions ------------------------------------------------------------------------------
+
+    def verdict(self, value: Digest) -> Verdict:
+        """What is known about the block of this digest."""
+        check = self._checks.get(value)
+        return Verdict.OPEN if check is None else check.verdict
+
+    def header(self, value: Digest) -> Header | None:
+        """Its header, if it is in hand."""
+        check = self._checks.get(value)
+        return None if check is None else check.header
+
+    def block(self, value: Digest) -> Block | None:
+        """The block itself, if it is in hand."""
+        check = self._checks.get(value)
+        return None if check is None else check.block
+
+    def reason(self, value: Digest) -> str:
+        """Why a block is invalid."""
+        check = self._checks.get(value)
+        return "" if check is None else check.reason
+
+    def size(self) -> int:
+        """How many blocks are held."""
+        return len(self._checks)
+
+    # -- what comes in --------------------------------------------------------------------------
+
+    def hold(self, header: Header) -> None:
+        """A block that was found valid before a crash; its model is on disk."""
+        self._checks[header.digest] = _Check(header, Verdict.VALID)
+
+    def add_own(self, block: Block) -> None:
+        """A block made here, of parts that were all checked."""
+        self._checks[block.header.digest] = _Check(block.header, Verdict.VALID, block)
+
+    def add(self, value: Digest, data: bytes) -> None:
+        """A block has come; its verdict may be known at once or later."""
+        if value in self._checks and self._checks[value].block is not None:
+            return
+        try:
+            block = self.tools.read_block(data)
+        except InvalidMessage:
+            return
+        if block.header.digest != value:
+            return
+        known = self._checks.get(value)
+        if known is not None:
+            known.block = block
+            return
+        check = self._checks[value] = _Check(block.header, Verdict.OPEN, block)
+        draft = self.tools.inspect(block, self.tip, self.genesis, self.draws, self.verifier)
+        if isinstance(draft, str):
+            check.verdict, check.reason = Verdict.INVALID, draft
+            return
+        check.draft = draft
+        self.want(draft.needs, block.header.leader)
+        self._go_on(check)
+
+    def want(self, payloads: tuple[Digest, ...], *hints: int) -> None:
+        """Have payloads fetched that are not in hand, each once."""
+        for payload in payloads:
+            if payload not in self.payloads and payload not in self._wanted:
+                self._wanted[payload] = None
+                self.emit(Want(BlobKind.PAYLOAD, payload, hints))
+
+    def payload_ready(self) -> None:
+        """Payloads have come: go on with what waited for them."""
+        for check in list(self._checks.values()):
+            if check.verdict is Verdict.OPEN and check.job is None:
+                self._go_on(check)
+
+    def combined(self, result: Combined) -> None:
+        """A model was recomputed: go on with what waited for it."""
+        self._results[result.job] = result
+        for check in list(self._checks.values()):
+            if check.verdict is Verdict.OPEN and check.job == result.job:
+                self._go_on(check)
+
+    # -- a draft: of this worker's own block, or of one that is checked ---------------------------
+
+    def finish(self, draft: Draft) -> Block | None:
+        """The block that a draft leads to; None while something is missing (it is asked for)."""
+        if any(payload not in self.payloads for payload in draft.needs):
+            return None
+        job = draft.job(self.payloads)
+        if job is None:
+            return draft.block(self.payloads, None)
+        if job not in self._results:
+            if job not in self._asked:
+                self._asked[job] = None
+                self.emit(Compute(job))
+            return None
+        return draft.block(self.payloads, self._results[job])
+
+    def _go_on(self, check: _Check) -> None:
+        if check.draft is None or any(p not in self.payloads for p in check.draft.needs):
+            return
+        check.job = check.draft.job(self.payloads)
+        rebuilt = self.finish(check.draft)
+        if rebuilt is None:
+            return
+        block = check.block
+        assert block is not None  # noqa: S101  # Only blocks in hand have drafts.
+        same = rebuilt.header.digest == block.header.digest
+        if same and rebuilt.selection == block.selection:
+            check.verdict = Verdict.VALID
+        else:
+            check.verdict, check.reason = Verdict.INVALID, "the result is not what its body gives"

@@ -1,0 +1,125 @@
+"""Counting the agreement votes of one round.
+
+Honest workers vote once per slot, so two quorums of one step share an honest worker and cannot be
+for different values. A worker that signed two values counts for each of them: the quorum's
+arithmetic grants liars that already. What counts here was verified; the tracker knows no keys.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import Enum
+
+from holdout.agreement.messages import Bundle, Evidence, Mark, Step, Vote, kind_of
+from holdout.ids import Digest
+
+VERSIONS_MAX = 2  # Of one worker's vote in one slot: two are evidence, more are noise.
+
+
+class Added(Enum):
+    """What a vote was to the tracker."""
+
+    COUNTED = "counted"
+    DUPLICATE = "duplicate"
+    SURPLUS = "surplus"
+
+
+@dataclass(frozen=True, slots=True)
+class Reached:
+    """A quorum that has just come about; each is told once."""
+
+    period: int
+    step: int
+    value: Digest
+
+
+class Tracker:
+    """The votes of a round, by period, step and value."""
+
+    def __init__(self, quorum: int) -> None:
+        self._quorum = quorum
+        self._direct: dict[tuple[int, int], dict[int, list[Vote]]] = {}
+        self._marks: dict[tuple[int, int], dict[Digest, dict[int, Mark]]] = {}
+        self._reached: dict[tuple[int, int, Digest], None] = {}
+        self.evidence: dict[int, Evidence] = {}
+        """Two votes in one slot, of each worker that was caught."""
+
+    def add(self, vote: Vote) -> Added:
+        """Take a vote that came by itself."""
+        versions = self._direct.setdefault((vote.period, vote.step), {}).setdefault(vote.worker, [])
+        if any(version.value == vote.value for version in versions):
+            return Added.DUPLICATE
+        if len(versions) >= VERSIONS_MAX:
+            return Added.SURPLUS
+        versions.append(vote)
+        if len(versions) > 1 and vote.worker not in self.evidence:
+            self.evidence[vote.worker] = Evidence.of(versions[0].envelope, versions[1].envelope)
+        mark = Mark(vote.worker, vote.envelope.signature, vote.envelope.proof)
+        self._at(vote.period, vote.step, vote.value).setdefault(vote.worker, mark)
+        return Added.COUNTED
+
+    def add_bundle(self, bundle: Bundle) -> None:
+        """Take the votes of a bundle, whatever its signers said elsewhere."""
+        marks = self._at(bundle.period, bundle.step, bundle.value)
+        for mark in bundle.marks:
+            marks.setdefault(mark.worker, mark)
+
+    def newly_reached(self, period: int, step: int, value: Digest) -> Reached | None:
+        """The quorum for this value, if it has come about since the last question."""
+        key = (period, step, value)
+        if key in self._reached or len(self._at(*key)) < self._quorum:
+            return None
+        self._reached[key] = None
+        return Reached(*key)
+
+    def bundle(self, chain: Digest, round_number: int, reached: Reached) -> Bundle:
+        """Exactly Q of the votes behind a quorum, ascending by worker."""
+        marks = self._at(reached.period, reached.step, reached.value)
+        chosen = tuple(marks[worker] for worker in sorted(marks)[: self._quorum])
+        return Bundle(chain, round_number, reached.period, reached.step, reached.value, chosen)
+
+    def quorums(self, period: int, kinds: Iterable[Step]) -> list[Reached]:
+        """The quorums of these kinds in a period, in the order in which they came about."""
+        wanted = tuple(kinds)
+        return [
+            Reached(p, step, value)
+            for p, step, value in self._reached
+            if p == period and kind_of(step) in wanted
+        ]
+
+    def has_reached(self, period: int, step: int, value: Digest) -> bool:
+        """Whether this quorum has come about before."""
+        return (period, step, value) in self._reached
+
+    def certified(self) -> list[Reached]:
+        """The quorums that decide the round; never for two values."""
+        return [Reached(p, s, value) for p, s, value in self._reached if s == Step.CERT]
+
+    def voters(self, period: int, step: int, value: Digest) -> tuple[int, ...]:
+        """Who voted for this value: they must hold what it names."""
+        return tuple(sorted(self._marks.get((period, step), {}).get(value, {})))
+
+    def seen(self, worker: int, signed: bytes, signature: bytes) -> bool:
+        """Whether this very signature was verified before, as a direct vote."""
+        # Looking through the worker's own few votes is far cheaper than checking a signature.
+        return any(
+            version.envelope.signature == signature and version.envelope.signed == signed
+            for slots in self._direct.values()
+            for version in slots.get(worker, ())
+        )
+
+    def forget_before(self, period: int) -> None:
+        """Drop the votes of periods before this one, except those that may still decide."""
+        for kept in (self._direct, self._marks):
+            for key in [k for k in kept if k[0] < period and k[1] != Step.CERT]:
+                del kept[key]
+        for reached in [k for k in self._reached if k[0] < period and k[1] != Step.CERT]:
+            del self._reached[reached]
+
+    def size(self) -> int:
+        """How many votes are held: bounded by workers, steps and open periods."""
+        return sum(len(v) for slots in self._direct.values() for v in slots.values()) + sum(
+            len(marks) for values in self._marks.values() for marks in values.values()
+        )
+
+    def _at(self, period: int, step: int, value: Digest) -> dict[int, Mark]:
+        return self._marks.setdefault((period, step), {}).setdefault(value, {})

@@ -1,0 +1,209 @@
+"""Bytes -> messages, unverified.
+
+`decode` makes an `Unverified` message of bytes, or raises `InvalidMessage`. Reading it is possible
+(`claim`), for cheap filters; counting it is not: whatever counts, ranks or stores takes the message
+itself, and that only comes out of `Unverified` by a check of signature and credential (`draws`).
+"""
+
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Generic, TypeVar
+
+from holdout.agreement.codec import BOTTOM, Reader
+from holdout.agreement.codec import decode as decode_with
+from holdout.agreement.messages import (
+    BUNDLE_BYTES_MAX,
+    ENVELOPE_BYTES_MAX,
+    HEADER_BYTES_MAX,
+    NONCE_BYTES,
+    PROOF_BYTES_MAX,
+    SIGNATURE_BYTES,
+    WORKERS_MAX,
+    Ballot,
+    Behind,
+    Bundle,
+    Entry,
+    Envelope,
+    Evidence,
+    Finished,
+    GetBlocks,
+    GetUpdates,
+    HeadAnswer,
+    HeadQuery,
+    Kind,
+    Lead,
+    Mark,
+    Message,
+    Step,
+    Update,
+    Vote,
+    kind_of,
+)
+from holdout.errors import InvalidMessage
+from holdout.ids import Digest
+
+M = TypeVar("M")
+
+
+@dataclass(frozen=True, slots=True)
+class Unverified(Generic[M]):
+    """A message that nobody has checked yet: its claims may be read, not counted."""
+
+    claim: M
+
+
+def decode(data: bytes) -> Unverified[Message]:
+    """The message that these bytes hold; raises `InvalidMessage`, and nothing else."""
+    return Unverified(decode_with(data, _read))
+
+
+def encode(message: Message) -> bytes:
+    """The bytes on the wire: the inverse of `decode`."""
+    match message:
+        case Update() | Ballot() | Lead() | Vote() | HeadAnswer():
+            return message.envelope.encode()
+        case _:
+            return message.encode()
+
+
+def _read(reader: Reader) -> Message:
+    code = reader.u8()
+    match code:
+        case Kind.UPDATE | Kind.BALLOT | Kind.LEAD | Kind.VOTE | Kind.HEAD_ANSWER:
+            return open_envelope(_read_envelope(reader, Kind(code)))
+        case Kind.BUNDLE:
+            return read_bundle(reader)
+        case Kind.EVIDENCE:
+            return read_evidence(reader)
+        case Kind.FINISHED:
+            header = reader.blob(HEADER_BYTES_MAX)
+            return Finished(header, decode_with(reader.blob(BUNDLE_BYTES_MAX), read_bundle))
+        case Kind.GET_BLOCKS:
+            return GetBlocks(reader.digest(), reader.u64(), reader.u64())
+        case Kind.GET_UPDATES:
+            return GetUpdates(
+                reader.digest(), reader.u64(), reader.items(Reader.digest, WORKERS_MAX)
+            )
+        case Kind.BEHIND:
+            return Behind(reader.digest(), reader.u64(), reader.u32())
+        case Kind.HEAD_QUERY:
+            return HeadQuery(reader.digest(), reader.exactly(NONCE_BYTES))
+        case _:
+            raise InvalidMessage(f"there is no message of kind {code}")
+
+
+def _read_envelope(reader: Reader, kind: Kind) -> Envelope:
+    return Envelope(
+        kind,
+        reader.blob(ENVELOPE_BYTES_MAX),
+        reader.exactly(SIGNATURE_BYTES),
+        reader.blob(PROOF_BYTES_MAX),
+    )
+
+
+def decode_envelope(data: bytes) -> Envelope:
+    """A signed message inside another one."""
+
+    def read(reader: Reader) -> Envelope:
+        code = reader.u8()
+        if code not in (Kind.UPDATE, Kind.BALLOT, Kind.LEAD, Kind.VOTE):
+            raise InvalidMessage(f"a message of kind {code} cannot stand inside another")
+        return _read_envelope(reader, Kind(code))
+
+    return decode_with(data, read)
+
+
+def open_envelope(envelope: Envelope) -> Update | Ballot | Lead | Vote | HeadAnswer:
+    """What the signed part says."""
+
+    def read(reader: Reader) -> Update | Ballot | Lead | Vote | HeadAnswer:
+        if reader.blob(16) != _TAGS[envelope.kind]:
+            raise InvalidMessage("the signed part is of another kind than the message")
+        chain = reader.digest()
+        if envelope.kind is Kind.HEAD_ANSWER:
+            return HeadAnswer(
+                chain, reader.exactly(NONCE_BYTES), reader.u32(), reader.u64(), envelope
+            )
+        round_number = reader.u64()
+        match envelope.kind:
+            case Kind.UPDATE:
+                worker = reader.u32()
+                return Update(
+                    chain,
+                    round_number,
+                    worker,
+                    reader.digest(),
+                    reader.digest(),
+                    reader.u64(),
+                    envelope,
+                )
+            case Kind.BALLOT:
+                worker, model = reader.u32(), reader.digest()
+                return Ballot(chain, round_number, worker, model, _read_entries(reader), envelope)
+            case Kind.LEAD:
+                period, worker = reader.u32(), reader.u32()
+                original, value = reader.u32(), reader.digest()
+                if original > period or value == BOTTOM:
+                    raise InvalidMessage("a lead names a block of its own or an earlier period")
+                return Lead(chain, round_number, period, worker, original, value, envelope)
+            case _:
+                period, step = reader.u32(), reader.u8()
+                worker, value = reader.u32(), reader.digest()
+                _check_step(step, value)
+                return Vote(chain, round_number, period, step, worker, value, envelope)
+
+    return decode_with(envelope.signed, read)
+
+
+def _read_entries(reader: Reader) -> tuple[Entry, ...]:
+    entries = reader.items(lambda r: Entry(r.u32(), r.digest()), WORKERS_MAX)
+    proposers = [entry.proposer for entry in entries]
+    if not entries or any(a >= b for a, b in pairwise(proposers)):
+        raise InvalidMessage("a ballot names at least one update, ascending, each proposer once")
+    return entries
+
+
+def _check_step(step: int, value: Digest) -> None:
+    if step < Step.SOFT:
+        raise InvalidMessage(f"there is no step {step}")
+    if (value == BOTTOM) != (kind_of(step) is Step.DOWN):
+        raise InvalidMessage("votes to go down name no block, all others name one")
+
+
+def read_bundle(reader: Reader) -> Bundle:
+    """A bundle without its kind."""
+    bundle = Bundle(
+        reader.digest(),
+        reader.u64(),
+        reader.u32(),
+        reader.u8(),
+        reader.digest(),
+        reader.items(
+            lambda r: Mark(r.u32(), r.exactly(SIGNATURE_BYTES), r.blob(PROOF_BYTES_MAX)),
+            WORKERS_MAX,
+        ),
+    )
+    workers = [mark.worker for mark in bundle.marks]
+    if any(a >= b for a, b in pairwise(workers)):
+        raise InvalidMessage("a bundle's votes stand in ascending order, each worker once")
+    _check_step(bundle.step, bundle.value)
+    return bundle
+
+
+def read_evidence(reader: Reader) -> Evidence:
+    """Evidence without its kind."""
+    size_max = ENVELOPE_BYTES_MAX + SIGNATURE_BYTES + PROOF_BYTES_MAX + 16
+    first = decode_envelope(reader.blob(size_max))
+    second = decode_envelope(reader.blob(size_max))
+    if first.signed >= second.signed:
+        raise InvalidMessage("evidence holds two different messages in order")
+    return Evidence(first, second)
+
+
+_TAGS = {
+    Kind.UPDATE: b"update",
+    Kind.BALLOT: b"ballot",
+    Kind.LEAD: b"lead",
+    Kind.VOTE: b"vote",
+    Kind.HEAD_ANSWER: b"head",
+}
