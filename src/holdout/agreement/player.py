@@ -24,7 +24,7 @@ from typing import assert_never
 from holdout.agreement import wire
 from holdout.agreement.blocks import BlockKind, Header, read_header
 from holdout.agreement.catchup import Catchup, Memory, peer_for
-from holdout.agreement.desk import URGENCY, Desk
+from holdout.agreement.desk import Desk
 from holdout.agreement.draws import Draws, Signed
 from holdout.agreement.events import (
     Action,
@@ -38,7 +38,6 @@ from holdout.agreement.events import (
     Event,
     Fault,
     Forget,
-    Halt,
     JobFailed,
     Judged,
     ModelReady,
@@ -47,7 +46,6 @@ from holdout.agreement.events import (
     Received,
     Reject,
     Relay,
-    Report,
     Send,
     SendBlocks,
     SetTimer,
@@ -80,13 +78,10 @@ from holdout.agreement.messages import (
     head_part,
 )
 from holdout.agreement.params import Genesis, Limits, Mode, Timing
-from holdout.agreement.periods import Periods
-from holdout.agreement.phases import Phases, Waiting
-from holdout.agreement.proceedings import Proceedings, Stage
+from holdout.agreement.round import Round
 from holdout.agreement.safety import NEVER, Safety, read_safety
 from holdout.agreement.sortition import Role
-from holdout.agreement.validation import Tools, Validation, Verdict
-from holdout.agreement.votes import Added, Tracker
+from holdout.agreement.validation import Tools, Verdict
 from holdout.agreement.wire import Unverified
 from holdout.errors import InvalidMessage
 from holdout.ids import Digest
@@ -147,7 +142,7 @@ class Player:
         self._early: dict[int, dict[bytes, tuple[int, Signed]]] = {}
         self._questions = 0
         self._in_round = False
-        self._new_round()
+        self._round = self._new_round()
 
     def _continue(self, stored: Safety | None) -> Safety:
         """Where this worker goes on, as far as its store can tell."""
@@ -193,17 +188,11 @@ class Player:
 
     def held(self) -> int:
         """How many messages of peers are in memory: bounded, whatever they send."""
-        return (
-            self._periods.tracker.size()
-            + self._periods.leads.size()
-            + self._phases.size()
-            + self._validation.size()
-            + sum(map(len, self._early.values()))
-        )
+        return self._round.size() + sum(map(len, self._early.values()))
 
     def holds(self, role: Role) -> bool:
         """Whether this worker was drawn for a role of this round (`P` or `V`)."""
-        return self._proceedings.proof(role) is not None
+        return self._round.proceedings.proof(role) is not None
 
     # -- the machine ----------------------------------------------------------------------------
 
@@ -212,66 +201,56 @@ class Player:
         self._desk.now = now
         self._on_event(event)
         self._count_own()
-        self._hurry()
         actions, self._desk.actions = self._desk.actions, []
         return actions
 
-    def _on_event(self, event: Event) -> None:  # noqa: C901  # One line for each kind of event.
+    def _on_event(self, event: Event) -> None:
         match event:
             case Received():
                 self._on_received(event.peer, event.data)
             case TimerFired():
                 self._on_timer(event.timer)
-            case PayloadReady():
-                self._on_payload(event)
-            case BlockReady():
-                self._on_block(event)
-            case Combined():
-                self._on_combined(event)
             case Proposed():
-                self._proceedings.on_proposed(event)
+                self._round.proceedings.on_proposed(event)
             case Judged():
-                self._proceedings.on_judged(event)
+                self._round.proceedings.on_judged(event)
             case ModelReady():
                 self._on_model(event.digest)
             case Start():
                 self._on_start(event.nonce)
             case JobFailed():
                 pass  # This worker misses a role; its agreement goes on.
+            case PayloadReady() | BlockReady() | Combined():
+                self._on_part(event)
             case _:
                 assert_never(event)
 
+    def _on_part(self, event: PayloadReady | BlockReady | Combined) -> None:
+        """Something that a block needs."""
+        validation = self._round.validation
+        match event:
+            case PayloadReady():
+                self._round.phases.payloads[event.digest] = event.valid
+                validation.payload_ready()
+            case BlockReady():
+                validation.add(event.digest, event.data)
+            case Combined():
+                if event.model is not None:
+                    self._models[event.model] = None
+                validation.combined(event)
+        if self._in_round:
+            self._round.on_progress()
+
     def _count_own(self) -> None:
         """What this worker has signed is counted after the rule that signed it has finished."""
-        while self._desk.own:
+        while True:
+            if self._in_round and self._desk.timing.early:
+                self._round.hurry()
+            if not self._desk.own:
+                return
             message = self._desk.own.popleft()
             if self._in_round and message.round == self.round:
-                self._take(self._desk.worker, b"", message)
-
-    def _hurry(self) -> None:
-        """End a wait early, if everybody expected has been heard."""
-        if not self._desk.timing.early or not self._in_round:
-            return
-        proceedings = self._proceedings
-        if proceedings.stage is Stage.PROPOSING and proceedings.all_proposed():
-            proceedings.end_proposals()
-        if proceedings.stage is Stage.VOTING and proceedings.all_voted():
-            proceedings.end_ballots()
-        if proceedings.stage is Stage.GATHERING and proceedings.all_voted():
-            self._begin_periods()
-        periods = self._periods
-        if periods.started and periods.phase == 0 and self._all_led():
-            periods.filter()
-        if self._desk.own:
-            self._count_own()
-            self._hurry()
-
-    def _all_led(self) -> bool:
-        expected = self._draws.expected(Role.LEADER)
-        if expected is None or self._periods.leads.heard(self.period) < len(expected):
-            return False
-        best = self._periods.leads.best(self.period)
-        return bool(best) and self._periods.acceptable(best[0])
+                self._round.take(self._desk.worker, b"", message)
 
     # -- rounds ---------------------------------------------------------------------------------
 
@@ -279,6 +258,67 @@ class Player:
         if self._desk.memory.lost:
             self._desk.memory.nonce = nonce
             self._desk.emit(Broadcast(HeadQuery(self._desk.chain, nonce).encode(), Urgency.ANSWER))
+        self._follow()
+
+    def _new_round(self) -> Round:
+        tip = self._ledger.tip()
+        draws = self._draws_of(tip.round, tip.seed_in)
+        return Round(self._desk, tip, draws, self._tools, self._decide)
+
+    def _draws_of(self, round_number: int, seed: Digest) -> Draws:
+        return Draws(self._desk.genesis, self._desk.verifier, round_number=round_number, seed=seed)
+
+    def _enter(self) -> None:
+        """Time zero of a round; or, after a crash, wherever this worker was in it."""
+        desk = self._desk
+        self._in_round = True
+        self._round = self._new_round()
+        desk.emit(Entered(self.round, self.period))
+        desk.emit(Forget(self.round))
+        for header in map(read_header, desk.safety.held.values()):
+            self._models[header.model] = None
+        self._round.begin()
+        if desk.safety.mine or self.period:
+            behind = Behind(desk.chain, self.round, self.period)
+            desk.emit(Broadcast(behind.encode(), Urgency.ANSWER))
+            self._repeat_own()
+        for past in [number for number in self._early if number < self.round]:
+            del self._early[past]
+        for data, (peer, message) in self._early.pop(self.round, {}).items():
+            if self._in_round and message.round == self.round:
+                self._round.take(peer, data, message)
+
+    def _repeat_own(self) -> None:
+        """What was signed before a crash is sent again and counts again."""
+        desk = self._desk
+        for slot, data in desk.safety.mine.items():
+            if slot[0] in {Kind.LEAD, Kind.VOTE}:
+                desk.send_again(slot)
+            message = self._decode(data).claim
+            assert isinstance(message, Update | Ballot | Lead | Vote)  # noqa: S101
+            desk.own.append(message)
+
+    def _on_timer(self, timer: Timer) -> None:
+        if not self._in_round:
+            if (timer.kind, timer.round) == (TimerKind.RETRY, self.round):
+                self._ask_peer()
+        elif (timer.round, timer.period) == (self.round, self.period):
+            self._round.on_timer(timer)
+            if timer.kind is TimerKind.RETRY:
+                self._ask_if_behind()
+
+    # -- the chain ------------------------------------------------------------------------------
+
+    def _decide(self, header: Header, certificate: Bundle) -> None:
+        """A certificate for the current round: it is final."""
+        validation = self._round.validation
+        if validation.verdict(header.digest) is Verdict.INVALID:
+            why = validation.reason(header.digest)
+            self._desk.emit(Alarm(f"round {header.round} is certified but invalid here: {why}"))
+        block = validation.block(header.digest)
+        selected = None if block is None else tuple(proposer for proposer, _ in block.selection)
+        self._ledger.append(header)
+        self._unsaved.append((Finished(header.encode(), certificate), header, selected))
         self._follow()
 
     def _follow(self) -> None:
@@ -307,6 +347,7 @@ class Player:
         """The newest decided model is here: make it durable, tell, and go on."""
         desk, unsaved = self._desk, self._unsaved
         if unsaved:
+            self._unsaved = []
             desk.memory.settle(self.round - 1)
             desk.safety = Safety(round=self.round)
             finished = tuple(item for item, _, _ in unsaved)
@@ -315,114 +356,9 @@ class Player:
                 stepped = header.kind is BlockKind.STEP
                 desk.emit(Commit(header.round, header.digest, header.model, stepped, selected))
             desk.emit(Relay(finished[-1].encode(), Urgency.VOTE, desk.worker))
-            self._unsaved = []
         self._models = {self._ledger.model: None}
         self._questions = 0
         self._enter()
-
-    def _new_round(self) -> None:
-        desk = self._desk
-        tip = self._ledger.tip()
-        self._draws = self._draws_of(tip.round, tip.seed_in)
-        self._phases = Phases()
-        self._validation = Validation(
-            desk.genesis,
-            tip,
-            self._draws,
-            desk.verifier,
-            self._phases.payloads,
-            desk.emit,
-            self._tools,
-        )
-        self._proceedings = Proceedings(desk, tip, self._draws, self._phases)
-        self._periods = Periods(
-            desk, self._draws, self._phases, self._validation, Tracker(desk.params.quorum)
-        )
-
-    def _draws_of(self, round_number: int, seed: Digest) -> Draws:
-        return Draws(self._desk.genesis, self._desk.verifier, round_number=round_number, seed=seed)
-
-    def _enter(self) -> None:
-        """Time zero of a round."""
-        desk = self._desk
-        resumed = bool(desk.safety.mine) or desk.safety.period > 0
-        self._in_round = True
-        self._new_round()
-        desk.emit(Entered(self.round, desk.safety.period))
-        desk.emit(Forget(self.round))
-        for header in map(read_header, desk.safety.held.values()):
-            self._validation.hold(header)
-            self._models[header.model] = None
-            desk.emit(Want(BlobKind.BLOCK, header.digest, ()))
-        self._proceedings.begin()
-        if resumed:
-            behind = Behind(desk.chain, self.round, self.period)
-            desk.emit(Broadcast(behind.encode(), Urgency.ANSWER))
-        self._begin_waiting()
-        for data in desk.safety.mine.values():
-            self._take_own(data)
-        self._take_early()
-
-    def _begin_waiting(self) -> None:
-        """Set the round's timers; after a crash, go on where it happened."""
-        desk, timing = self._desk, self._desk.timing
-        if any(kind in {Kind.LEAD, Kind.VOTE} for kind, _, _ in desk.safety.mine) or self.period:
-            self._proceedings.stage = Stage.OVER
-            self._periods.resume()
-            for slot in desk.safety.mine:
-                if slot[0] in {Kind.LEAD, Kind.VOTE}:
-                    desk.send_again(slot)
-        else:
-            for kind, after in (
-                (TimerKind.PROPOSALS_END, timing.propose),
-                (TimerKind.BALLOTS_END, timing.propose + timing.vote),
-                (TimerKind.LEAD, timing.lead_at()),
-            ):
-                desk.emit(SetTimer(Timer(kind, self.round, 0), desk.now + after))
-
-    def _take_early(self) -> None:
-        """What came before its round began."""
-        early = self._early.pop(self.round, {})
-        for stale in [r for r in self._early if r < self.round]:
-            del self._early[stale]
-        for data, (peer, message) in early.items():
-            if self._in_round and message.round == self.round:
-                self._take(peer, data, message)
-
-    def _take_own(self, data: bytes) -> None:
-        """What was signed before a crash counts again."""
-        message = self._decode(data).claim
-        if isinstance(message, Update | Ballot | Lead | Vote):
-            self._desk.own.append(message)
-
-    def _begin_periods(self) -> None:
-        if self._proceedings.finish() and not self._periods.started:
-            self._periods.start()
-
-    def _on_timer(self, timer: Timer) -> None:
-        if not self._in_round:
-            if (timer.kind, timer.round) == (TimerKind.RETRY, self.round):
-                self._ask_peer()
-            return
-        if (timer.round, timer.period) != (self.round, self.period):
-            return
-        periods = self._periods
-        match timer.kind:
-            case TimerKind.PROPOSALS_END:
-                self._proceedings.end_proposals()
-            case TimerKind.BALLOTS_END:
-                self._proceedings.end_ballots()
-            case TimerKind.LEAD:
-                self._begin_periods()
-            case TimerKind.FILTER if periods.started and self.phase == 0:
-                periods.filter()
-            case TimerKind.DEADLINE if periods.started and self.phase <= 1:
-                periods.deadline()
-            case TimerKind.RETRY if self.phase == 2:  # noqa: PLR2004
-                periods.retry()
-                self._ask_if_behind()
-            case _:
-                pass
 
     # -- what comes from peers ------------------------------------------------------------------
 
@@ -439,10 +375,8 @@ class Player:
         match message:
             case Update() | Ballot() | Lead() | Vote():
                 self._on_signed(peer, data, message)
-            case Bundle():
-                self._on_bundle(peer, message)
-            case Evidence():
-                self._on_evidence(peer, message)
+            case Bundle() | Evidence():
+                self._on_gathered(peer, message)
             case Finished():
                 self._on_finished(peer, message)
             case HeadAnswer():
@@ -461,238 +395,26 @@ class Player:
         elif ahead < 0:
             self._on_old(peer, claim)
         elif ahead == 0 and self._in_round:
-            self._on_current(peer, data, claim)
+            self._round.receive(peer, data, claim)
         elif ahead <= 1 and not getattr(claim, "period", 0):
             self._on_early(peer, data, claim)
         else:
             self._on_ahead(peer, claim)
 
-    def _on_current(self, peer: int, data: bytes, claim: Signed) -> None:
-        fault = self._screen(claim)
-        if fault is None:
-            verified = self._draws.verify(Unverified(claim))
-            if not isinstance(verified, Fault):
-                self._take(peer, data, verified)
-                return
-            fault = verified
-        self._reject(peer, fault)
-
-    def _screen(self, claim: Signed) -> Fault | None:
-        """Cheap reasons to drop a message of this round unread."""
-        match claim:
-            case Update() | Ballot():
-                return Fault.WRONG_MODEL if claim.model != self._validation.tip.model else None
-            case Lead():
-                if claim.period < self.period:
-                    return Fault.STALE
-            case Vote():
-                if claim.period < self.period - 1 and claim.step != Step.CERT:
-                    return Fault.STALE
-        return Fault.TOO_EARLY if claim.period > self.period + 1 else None
-
-    def _take(self, peer: int, data: bytes, message: Signed) -> None:
-        """A verified message of this round; the own ones come without bytes."""
-        match message:
-            case Update():
-                fault = self._take_update(peer, message)
-            case Ballot():
-                fault = self._take_ballot(peer, message)
-            case Lead():
-                fault = self._take_lead(peer, message)
-            case Vote():
-                fault = self._take_vote(message)
-        if fault is not None:
-            self._reject(peer, fault)
-        elif data:
-            self._desk.emit(Relay(data, URGENCY[message.envelope.kind], peer))
-
-    def _take_update(self, peer: int, update: Update) -> Fault | None:
-        if update.model != self._validation.tip.model:
-            return Fault.WRONG_MODEL
-        if update.size != self._desk.params.payload_bytes:
-            return Fault.MALFORMED
-        fault = self._phases.add_update(update)
-        if fault is not None:
-            return fault
-        self._publish(Kind.UPDATE, update.worker)
-        if update.worker != self._desk.worker and self._needs_payloads():
-            self._validation.want((update.payload,), update.worker, peer)
-        self._phases.release()
-        return None
-
-    def _needs_payloads(self) -> bool:
-        """Voters and the consensus committee need gradients; others take the model at the end."""
-        if self._desk.params.mode is not Mode.SHUFFLE or self.holds(Role.VOTER):
-            return True
-        members = self._draws.expected(Role.COMMITTEE, self.period)
-        return members is None or self._desk.worker in members
-
-    def _take_ballot(self, peer: int, ballot: Ballot) -> Fault | None:
-        if ballot.model != self._validation.tip.model:
-            return Fault.WRONG_MODEL
-        if ballot.entries[-1].proposer >= self._desk.params.workers:
-            return Fault.MALFORMED
-        result = self._phases.add_ballot(ballot)
-        if isinstance(result, Fault):
-            return result
-        self._publish(Kind.BALLOT, ballot.worker)
-        if isinstance(result, Waiting):
-            question = GetUpdates(self._desk.chain, self.round, result.missing)
-            self._desk.emit(Send(peer, question.encode()))
-        return None
-
-    def _take_lead(self, peer: int, lead: Lead) -> Fault | None:
-        fault = self._screen(lead)
-        if fault is not None:
-            return fault
-        periods = self._periods
-        fault = periods.leads.add(lead, self._draws.priority(lead))
-        if fault is not None:
-            return fault
-        if lead.worker in periods.leads.evidence:
-            self._phases.add_evidence(Kind.LEAD, lead.worker, periods.leads.evidence[lead.worker])
-            self._publish(Kind.LEAD, lead.worker)
-        best = periods.leads.best(lead.period)[: self._desk.limits.bodies]
-        if lead in best:
-            periods.want_block(lead.value, lead.worker, peer)
-        return None
-
-    def _take_vote(self, vote: Vote) -> Fault | None:
-        fault = self._screen(vote)
-        if fault is not None:
-            return fault
-        tracker = self._periods.tracker
-        match tracker.add(vote):
-            case Added.DUPLICATE:
-                return Fault.DUPLICATE
-            case Added.SURPLUS:
-                return Fault.SURPLUS
-            case Added.COUNTED:
-                pass
-        if vote.worker in tracker.evidence:
-            self._phases.add_evidence(Kind.VOTE, vote.worker, tracker.evidence[vote.worker])
-            self._publish(Kind.VOTE, vote.worker)
-        self._on_votes(vote.period, vote.step, vote.value)
-        return None
-
-    def _on_votes(self, period: int, step: int, value: Digest) -> None:
-        reached = self._periods.tracker.newly_reached(period, step, value)
-        if reached is None:
-            return
-        if step != Step.CERT:
-            self._periods.on_quorum(reached)
-            return
-        certificate = self._periods.bundle(reached)
-        header = self._validation.header(value)
-        if header is not None:
-            self._decide(header, certificate)
-            return
-        if period > self.period:
-            self._periods.enter(period, with_lead=False)
-        hints = tuple(mark.worker for mark in certificate.marks)
-        self._desk.emit(Want(BlobKind.BLOCK, value, hints))
-
-    def _on_bundle(self, peer: int, bundle: Bundle) -> None:
-        fault = self._screen_bundle(bundle)
-        if fault is not None:
-            self._reject(peer, fault)
-            return
-        tracker = self._periods.tracker
-        verified = self._draws.verify_bundle(Unverified(bundle), tracker.seen)
-        if isinstance(verified, Fault):
-            self._reject(peer, verified)
-            return
-        tracker.add_bundle(verified)
-        self._on_votes(verified.period, verified.step, verified.value)
-
-    def _screen_bundle(self, bundle: Bundle) -> Fault | None:
-        if bundle.chain != self._desk.chain:
-            return Fault.WRONG_CHAIN
-        if bundle.round != self.round or not self._in_round:
-            return Fault.STALE if bundle.round < self.round else Fault.TOO_EARLY
-        if bundle.step != Step.CERT and bundle.period < self.period - 1:
-            return Fault.STALE
-        if self._periods.tracker.has_reached(bundle.period, bundle.step, bundle.value):
-            return Fault.DUPLICATE
-        return None
-
-    # -- evidence -------------------------------------------------------------------------------
-
-    def _publish(self, kind: Kind, worker: int) -> None:
-        """Tell everybody, once, that a worker was caught."""
-        evidence = self._phases.unpublished(kind, worker)
-        if evidence is None:
-            return
-        self._desk.emit(Report(worker, self.round, evidence))
-        self._desk.emit(Broadcast(evidence.encode(), Urgency.BALLOT))
-        liars = self._phases.convicted(Kind.VOTE)
-        if len(liars) > self._desk.params.byzantine and not self._desk.halted:
-            self._desk.halted = True
-            self._desk.emit(
-                Halt(
-                    f"{len(liars)} workers voted twice in round {self.round}; the network"
-                    f" stands {self._desk.params.byzantine}"
-                )
-            )
-
-    def _on_evidence(self, peer: int, evidence: Evidence) -> None:
-        if not self._in_round:
-            self._reject(peer, Fault.STALE)
-            return
-        kind = evidence.first.kind
-        convicted = self._draws.convict(evidence)
-        if isinstance(convicted, Fault):
-            self._reject(peer, convicted)
-        elif not self._phases.add_evidence(kind, convicted.worker, evidence):
-            self._reject(peer, Fault.DUPLICATE)
+    def _on_gathered(self, peer: int, message: Bundle | Evidence) -> None:
+        """A bundle, or evidence."""
+        if isinstance(message, Evidence):
+            if self._in_round:
+                self._round.receive_evidence(peer, message)
+            else:
+                self._reject(peer, Fault.STALE)
+        elif message.chain != self._desk.chain:
+            self._reject(peer, Fault.WRONG_CHAIN)
+        elif message.round != self.round or not self._in_round:
+            early = message.round >= self.round
+            self._reject(peer, Fault.TOO_EARLY if early else Fault.STALE)
         else:
-            self._publish(kind, convicted.worker)
-
-    # -- blobs ----------------------------------------------------------------------------------
-
-    def _on_payload(self, event: PayloadReady) -> None:
-        self._phases.payloads[event.digest] = event.valid
-        self._validation.payload_ready()
-        self._on_progress()
-
-    def _on_block(self, event: BlockReady) -> None:
-        self._validation.add(event.digest, event.data)
-        self._on_progress()
-
-    def _on_combined(self, event: Combined) -> None:
-        if event.model is not None:
-            self._models[event.model] = None
-        self._validation.combined(event)
-        self._on_progress()
-
-    def _on_progress(self) -> None:
-        """Some block may have become valid, or its certificate may have waited for it."""
-        if not self._in_round:
-            return
-        for reached in self._periods.tracker.certified():
-            header = self._validation.header(reached.value)
-            if header is not None:
-                self._decide(header, self._periods.bundle(reached))
-                return
-        self._periods.go_on_leading()
-        self._periods.on_available()
-
-    # -- the chain ------------------------------------------------------------------------------
-
-    def _decide(self, header: Header, certificate: Bundle) -> None:
-        """A certificate for the current round: it is final."""
-        if self._validation.verdict(header.digest) is Verdict.INVALID:
-            why = self._validation.reason(header.digest)
-            self._desk.emit(Alarm(f"round {header.round} is certified but invalid here: {why}"))
-        block = self._validation.block(header.digest)
-        selected = None if block is None else tuple(proposer for proposer, _ in block.selection)
-        self._ledger.append(header)
-        self._unsaved.append((Finished(header.encode(), certificate), header, selected))
-        if header.kind is BlockKind.NOOP:
-            pass  # The model stays.
-        elif header.model in self._models:
-            self._models = {header.model: None}
-        self._follow()
+            self._round.receive_bundle(peer, message)
 
     def _on_finished(self, peer: int, finished: Finished) -> None:
         certificate = finished.certificate
@@ -716,7 +438,7 @@ class Player:
         if self._ledger.link_fault(header, self._desk.verifier) is not None:
             self._reject(peer, Fault.INVALID_BLOCK)
             return
-        draws, tracker = self._draws, self._periods.tracker
+        draws, tracker = self._round.draws, self._round.periods.tracker
         if draws.round != header.round:  # Several rounds behind: no round of its own meanwhile.
             draws = self._draws_of(header.round, self._ledger.tip().seed_in)
         verified = draws.verify_bundle(Unverified(certificate), tracker.seen)
@@ -821,7 +543,7 @@ class Player:
         if question.round != self.round:
             return
         for update_id in question.update_ids:
-            update = self._phases.update(update_id)
+            update = self._round.phases.update(update_id)
             if update is not None:
                 self._desk.emit(Send(peer, update.envelope.encode(), Urgency.UPDATE))
 
@@ -829,7 +551,7 @@ class Player:
         if behind.round < self.round:
             self._send_blocks(peer, behind.round, self.round - 1)
         elif behind.round == self.round and self._in_round:
-            for bundle in self._periods.evidence_of_progress():
+            for bundle in self._round.periods.evidence_of_progress():
                 self._desk.emit(Send(peer, bundle.encode(), Urgency.VOTE))
 
     def _answer_head(self, peer: int, query: HeadQuery) -> None:
