@@ -19,6 +19,7 @@ from holdout.agreement.sizing import (
     check_population,
     no_honest_leader,
     no_majority,
+    self_selection_is_safe,
     two_quorums,
 )
 from holdout.voting.odds import any_of, majority_failure
@@ -84,6 +85,9 @@ def committee_odds(n: int, byzantine: int, mode: Mode, chosen: Committee) -> tup
     The first is an upper bound in mode `self`.
     """
     size, quorum = chosen.size, chosen.quorum
+    if size >= n:
+        # Whoever draws, everybody is drawn: all steps have one committee.
+        mode = Mode.ALL
     match mode:
         case Mode.ALL:
             return float(2 * quorum <= n + byzantine), float(n - byzantine < quorum)
@@ -123,7 +127,10 @@ def _committee_shortfalls(
     unsafe, stuck = committee_odds(n, liars, mode, chosen)
     name = f"a committee of {chosen.size} with quorum {chosen.quorum}"
     said = []
-    if unsafe > risk.unsafe:
+    if unsafe > risk.unsafe and not (
+        # There the chance is a bound, and sizes are planned with a closer one.
+        mode is Mode.SELF and self_selection_is_safe(n, liars, chosen, risk)
+    ):
         said.append(f"{name} could certify two blocks{_somewhere(unsafe, risk, risk.safety)}")
     if stuck > risk.stuck:
         said.append(f"{name} cannot certify any block{_somewhere(stuck, risk, risk.progress)}")

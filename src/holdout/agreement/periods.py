@@ -27,6 +27,7 @@ from holdout.agreement.leads import Leads
 from holdout.agreement.messages import Bundle, Kind, Lead, Step, lead_part, vote_part
 from holdout.agreement.params import Mode
 from holdout.agreement.phases import Phases
+from holdout.agreement.safety import OwnSlot
 from holdout.agreement.seed import next_seed, seed_alpha
 from holdout.agreement.sortition import Role
 from holdout.agreement.validation import Validation, Verdict
@@ -278,6 +279,7 @@ class Periods:
 
     def recover(self) -> None:
         """LATE before REDO before DOWN, by what is known now; then repeat what was said."""
+        said = tuple(self.desk.safety.mine)
         shift = 3 * self._attempt()
         value, bound = self.committable(), self.bound_to()
         if value is not None:
@@ -288,14 +290,14 @@ class Periods:
             self._vote(Step.REDO + shift, bound)
         else:
             self._vote(Step.DOWN + shift, BOTTOM)
-        self.resync()
+        self.resync(said)
 
     def _attempt(self) -> int:
         return min(self._retries, ATTEMPTS_MAX - 1) if self.desk.params.mode is Mode.SELF else 0
 
-    def resync(self) -> None:
-        """Send again what others need to be where this worker is."""
-        for slot in self.desk.safety.mine:
+    def resync(self, said: tuple[OwnSlot, ...]) -> None:
+        """Send again what was said before, and what others need to be where this worker is."""
+        for slot in said:
             if slot[0] in {Kind.UPDATE, Kind.BALLOT} or slot[1] == self.period:
                 self.desk.send_again(slot)
         for reached in [*self._reasons(), *self.tracker.quorums(self.period, (Step.SOFT,))]:
@@ -353,14 +355,14 @@ class Periods:
                 self.enter(reached.period, with_lead=False)
             if reached.period == self.period:
                 self.want_block(reached.value)
-                self.try_cert()
+                self.on_available()
         elif reached.period >= self.period:
             self.enter(reached.period + 1, with_lead=True)
         elif reached.period == self.period - 1:
             self._broadcast(reached)
 
     def on_available(self) -> None:
-        """A block has become valid here."""
+        """A block has become valid here, or has got its soft quorum."""
         self.try_cert()
         if self.phase == 2 and self.committable() is not None:  # noqa: PLR2004
             self.recover()

@@ -194,9 +194,11 @@ class Round:
     def take(self, peer: int, data: bytes, message: Signed) -> None:
         """A verified message; the worker's own ones come without bytes and are not relayed."""
         fault = self._screen(message) or self._file(peer, message)
+        if not data:
+            return
         if fault is not None:
             self.desk.emit(Reject(peer, fault))
-        elif data:
+        else:
             self.desk.emit(Relay(data, URGENCY[message.envelope.kind], peer))
 
     def _file(self, peer: int, message: Signed) -> Fault | None:

@@ -211,10 +211,9 @@ def self_selected_committee(
     """Secret self-selection, drawn anew for each step (or, for comparison, once a period)."""
 
     def is_safe(tau: int, quorum: int) -> bool:
-        left = risk.unsafe - two_quorums(n, byzantine, tau, quorum)
-        if left < 0 or not each_step:
-            return left >= 0
-        return _steps_agree(n, byzantine, tau=tau, quorum=quorum, attempts=attempts, left=left)
+        return self_selection_is_safe(
+            n, byzantine, Committee(tau, quorum), risk, each_step=each_step, attempts=attempts
+        )
 
     def honest_members(tau: int) -> int:
         return binomial(n - byzantine, tau, n).lower_quantile(risk.stuck)
@@ -228,6 +227,22 @@ def self_selected_committee(
     return Committee(size, quorums[place])
 
 
+def self_selection_is_safe(
+    n: int,
+    byzantine: int,
+    chosen: Committee,
+    risk: Risk,
+    *,
+    each_step: bool = True,
+    attempts: int = ATTEMPTS,
+) -> bool:
+    """Whether a self-selected committee certifies two blocks with an accepted probability only."""
+    left = risk.unsafe - two_quorums(n, byzantine, chosen.size, chosen.quorum)
+    if left < 0 or not each_step:
+        return left >= 0
+    return _steps_agree(n, byzantine, chosen, attempts=attempts, left=left)
+
+
 def two_quorums(n: int, byzantine: int, tau: int, quorum: int) -> float:
     """P[h + 2b >= 2Q] of one self-selected committee: it could vote for two values at once."""
     honest, liars = binomial(n - byzantine, tau, n), binomial(byzantine, tau, n)
@@ -237,9 +252,7 @@ def two_quorums(n: int, byzantine: int, tau: int, quorum: int) -> float:
     )
 
 
-def _steps_agree(
-    n: int, byzantine: int, *, tau: int, quorum: int, attempts: int, left: float
-) -> bool:
+def _steps_agree(n: int, byzantine: int, chosen: Committee, *, attempts: int, left: float) -> bool:
     """Whether committees of different steps contradict each other with at most this probability.
 
     If x honest workers are ready to certify a value, these x refuse to vote it down. So for every
@@ -249,10 +262,11 @@ def _steps_agree(
     honest = n - byzantine
 
     def certified(split: int) -> float:
-        return binomial(split + byzantine, tau, n).at_least(quorum)
+        return binomial(split + byzantine, chosen.size, n).at_least(chosen.quorum)
 
     def voted_down(split: int) -> float:
-        return 2 * attempts * binomial(honest - split + byzantine, tau, n).at_least(quorum)
+        law = binomial(honest - split + byzantine, chosen.size, n)
+        return 2 * attempts * law.at_least(chosen.quorum)
 
     # The one grows with the split and the other falls.
     found = _smallest(0, honest, lambda low, high: certified(low) + voted_down(high) <= left)
