@@ -58,9 +58,11 @@ class World:
     """(sender, receiver, bytes) of what is on its way."""
     names: dict[bytes, str] = field(default_factory=dict)
     blobs: dict[bytes, bytes] = field(default_factory=dict)
-    disks: dict[int, tuple[bytes, list[Finished]]] = field(default_factory=dict)
+    disks: dict[int, tuple[bytes | None, list[Finished]]] = field(default_factory=dict)
     votes: dict[tuple[int, int, int, bytes], dict[int, Mark]] = field(default_factory=dict)
     commits: dict[int, dict[int, bytes]] = field(default_factory=dict)
+    history: dict[int, list[tuple[ev.Event, int, list[ev.Action]]]] = field(default_factory=dict)
+    """All that a player was fed since it started, and what it asked for."""
     lead_values: dict[int, bytes] = field(default_factory=dict)
 
     def __post_init__(self):
@@ -94,7 +96,12 @@ class World:
 
     def boot(self, worker: int) -> None:
         saved, finished = self.disks[worker]
-        self.players[worker] = Player(
+        self.history[worker] = []
+        self.players[worker] = self.player(worker, saved, finished)
+        self.feed(worker, ev.Start(bytes([worker]) * 32))
+
+    def player(self, worker: int, saved: bytes | None, finished: list[Finished]) -> Player:
+        return Player(
             self.genesis,
             worker,
             self.keys.signer(worker),
@@ -103,15 +110,16 @@ class World:
             safety=saved,
             finished=tuple(finished),
         )
-        self.feed(worker, ev.Start(bytes([worker]) * 32))
 
     # -- what players do ------------------------------------------------------------------------
 
     def feed(self, worker: int, event: ev.Event) -> None:
-        for action in self.players[worker].handle(event, self.now):
+        actions = self.players[worker].handle(event, self.now)
+        self.history.setdefault(worker, []).append((event, self.now, actions))
+        for action in actions:
             self.act(worker, action)
 
-    def act(self, worker: int, action: ev.Action) -> None:
+    def act(self, worker: int, action: ev.Action) -> None:  # noqa: C901  # One case an action.
         match action:
             case ev.Broadcast():
                 self.say(worker, action.data)
@@ -256,6 +264,17 @@ class World:
             for worker in everybody:
                 self.fire(worker, kind)
             self.deliver("BALLOT", everybody)
+
+    def flow(self, until_round: int, *, without: tuple[int, ...] = ()) -> None:
+        """Deliver everything in order until all players but some have reached a round."""
+        reached = [w for w in self.players if w not in without]
+        while any(self.players[w].round < until_round for w in reached):
+            self.settle()
+            assert self.flying, "nothing is on its way and nobody moves"
+            sender, receiver, data = self.flying.pop(0)
+            if receiver in self.players and receiver not in without:
+                self.feed(receiver, ev.Received(sender, data))
+        self.settle()
 
     def fire(self, worker: int, kind: ev.TimerKind) -> None:
         player = self.players[worker]

@@ -255,10 +255,16 @@ class Player:
     # -- rounds ---------------------------------------------------------------------------------
 
     def _on_start(self, nonce: bytes) -> None:
-        if self._desk.memory.lost:
-            self._desk.memory.nonce = nonce
-            self._desk.emit(Broadcast(HeadQuery(self._desk.chain, nonce).encode(), Urgency.ANSWER))
+        self._desk.memory.nonce = nonce
+        self._ask_head()
         self._follow()
+
+    def _ask_head(self) -> None:
+        """Without memory: how far is the chain? Until enough others have told."""
+        memory = self._desk.memory
+        if memory.lost and memory.recoverable:
+            query = HeadQuery(self._desk.chain, memory.nonce)
+            self._desk.emit(Broadcast(query.encode(), Urgency.ANSWER))
 
     def _new_round(self) -> Round:
         tip = self._ledger.tip()
@@ -305,6 +311,7 @@ class Player:
         elif (timer.round, timer.period) == (self.round, self.period):
             self._round.on_timer(timer)
             if timer.kind is TimerKind.RETRY:
+                self._ask_head()
                 self._ask_if_behind()
 
     # -- the chain ------------------------------------------------------------------------------
@@ -505,9 +512,7 @@ class Player:
         """Still without the newest model: tell somebody else where this worker stands."""
         behind = Behind(self._desk.chain, self.round, 0)
         self._desk.emit(Send(self._some_peer(), behind.encode()))
-        if self._desk.memory.lost:
-            query = HeadQuery(self._desk.chain, self._desk.memory.nonce)
-            self._desk.emit(Broadcast(query.encode(), Urgency.ANSWER))
+        self._ask_head()
         self._ask_again()
 
     def _some_peer(self) -> int:

@@ -41,7 +41,7 @@ from holdout.agreement.messages import (
     Vote,
 )
 from holdout.agreement.params import Mode
-from holdout.agreement.periods import Periods
+from holdout.agreement.periods import ATTEMPTS_MAX, Periods
 from holdout.agreement.phases import Phases, Waiting
 from holdout.agreement.proceedings import Proceedings, Stage
 from holdout.agreement.sortition import Role
@@ -187,6 +187,8 @@ class Round:
                 if claim.period < period:
                     return Fault.STALE
             case Vote():
+                if claim.step > self._step_max():
+                    return Fault.MALFORMED
                 if claim.period < period - 1 and claim.step != Step.CERT:
                     return Fault.STALE
         return Fault.TOO_EARLY if claim.period > period + 1 else None
@@ -287,7 +289,14 @@ class Round:
             fault = bundle
         self.desk.emit(Reject(peer, fault))
 
+    def _step_max(self) -> int:
+        """Further attempts at recovery exist only where each draws a new committee."""
+        attempts = ATTEMPTS_MAX if self.desk.params.mode is Mode.SELF else 1
+        return int(Step.DOWN) + 3 * (attempts - 1)
+
     def _screen_bundle(self, bundle: Bundle) -> Fault | None:
+        if bundle.step > self._step_max():
+            return Fault.MALFORMED
         if bundle.step != Step.CERT and bundle.period < self.periods.period - 1:
             return Fault.STALE
         if self.periods.tracker.has_reached(bundle.period, bundle.step, bundle.value):
