@@ -124,6 +124,10 @@ class World:
             case ev.Broadcast():
                 self.say(worker, action.data)
                 self.flying += [(worker, j, action.data) for j in range(self.n) if j != worker]
+            case ev.Relay() if self.describe(action.data) == "EVIDENCE":
+                self.say(worker, action.data)
+                others = [j for j in range(self.n) if j not in {worker, action.without}]
+                self.flying += [(worker, j, action.data) for j in others]
             case ev.Send():
                 self.flying.append((worker, action.peer, action.data))
             case ev.SendBlocks():

@@ -35,8 +35,6 @@ class Catchup:
 
     def __init__(self, timing: Timing, limits: Limits) -> None:
         self._limits = limits
-        self.answers = Pace(timing.delay, 4)
-        """Help that this worker gives: each peer gets so much of it in one delay."""
         self._questions = Pace(timing.delay, 1)
         self.target = 0
         """The highest round that a member of the roster claimed to be in."""

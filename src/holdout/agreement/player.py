@@ -22,6 +22,7 @@ from collections.abc import Callable, Sequence
 from typing import assert_never
 
 from holdout.agreement import wire
+from holdout.agreement.answers import Answers
 from holdout.agreement.blocks import BlockKind, Header, read_header
 from holdout.agreement.catchup import Catchup, Memory, peer_for
 from holdout.agreement.desk import Desk
@@ -75,7 +76,6 @@ from holdout.agreement.messages import (
     Step,
     Update,
     Vote,
-    head_part,
 )
 from holdout.agreement.params import Genesis, Limits, Mode, Timing
 from holdout.agreement.round import Round
@@ -137,6 +137,7 @@ class Player:
         self._decode = decode
         self._tools = tools or Tools()
         self._catchup = Catchup(timing, limits)
+        self._answers = Answers(self._desk)
         self._models: dict[Digest, None] = {}
         self._unsaved: list[tuple[Finished, Header, tuple[int, ...] | None]] = []
         self._early: dict[int, dict[bytes, tuple[int, Signed]]] = {}
@@ -175,6 +176,11 @@ class Player:
     def model(self) -> Digest:
         """The newest decided model."""
         return self._ledger.model
+
+    @property
+    def _decided(self) -> int:
+        """The newest round that is decided and in the store."""
+        return self.round - 1 - len(self._unsaved)
 
     @property
     def observer(self) -> bool:
@@ -389,7 +395,7 @@ class Player:
             case HeadAnswer():
                 self._on_head_answer(peer, message)
             case GetBlocks() | GetUpdates() | Behind() | HeadQuery():
-                self._on_question(peer, message)
+                self._answers.give(peer, message, self._decided, self._round)
             case _:
                 assert_never(message)
 
@@ -490,7 +496,7 @@ class Player:
         self._reject(peer, Fault.STALE)
         stuck = isinstance(claim, Vote) and (claim.step > Step.CERT or claim.period > 0)
         if stuck and self._desk.worker != claim.worker:
-            paced = self._catchup.answers.allows(claim.worker, self._desk.now)
+            paced = self._answers.pace.allows(claim.worker, self._desk.now)
             if paced and self._is_signed(claim.worker, claim.envelope):
                 self._desk.emit(SendBlocks(claim.worker, claim.round, claim.round))
 
@@ -519,52 +525,6 @@ class Player:
         params = self._desk.params
         return peer_for(self._desk.worker, self.round, self._questions, params.workers)
 
-    def _on_question(
-        self, peer: int, question: GetBlocks | GetUpdates | Behind | HeadQuery
-    ) -> None:
-        if question.chain != self._desk.chain:
-            self._reject(peer, Fault.WRONG_CHAIN)
-            return
-        if not self._catchup.answers.allows(peer, self._desk.now):
-            self._reject(peer, Fault.SURPLUS)
-            return
-        match question:
-            case GetBlocks():
-                self._send_blocks(peer, question.first, question.last)
-            case GetUpdates():
-                self._send_updates(peer, question)
-            case Behind():
-                self._on_behind(peer, question)
-            case HeadQuery():
-                self._answer_head(peer, question)
-
-    def _send_blocks(self, peer: int, first: int, last: int) -> None:
-        decided = self.round - 1 - len(self._unsaved)
-        last = min(last, decided, first + self._desk.limits.blocks_per_answer - 1)
-        if 1 <= first <= last:
-            self._desk.emit(SendBlocks(peer, first, last))
-
-    def _send_updates(self, peer: int, question: GetUpdates) -> None:
-        if question.round != self.round:
-            return
-        for update_id in question.update_ids:
-            update = self._round.phases.update(update_id)
-            if update is not None:
-                self._desk.emit(Send(peer, update.envelope.encode(), Urgency.UPDATE))
-
-    def _on_behind(self, peer: int, behind: Behind) -> None:
-        if behind.round < self.round:
-            self._send_blocks(peer, behind.round, self.round - 1)
-        elif behind.round == self.round and self._in_round:
-            for bundle in self._round.periods.evidence_of_progress():
-                self._desk.emit(Send(peer, bundle.encode(), Urgency.VOTE))
-
-    def _answer_head(self, peer: int, query: HeadQuery) -> None:
-        decided = self.round - 1 - len(self._unsaved)
-        part = head_part(self._desk.chain, query.nonce, self._desk.worker, decided)
-        envelope = Envelope(Kind.HEAD_ANSWER, part, self._desk.signer.sign(part))
-        self._desk.emit(Send(peer, envelope.encode()))
-
     def _on_head_answer(self, peer: int, answer: HeadAnswer) -> None:
         memory = self._desk.memory
         wanted = memory.lost and answer.nonce == memory.nonce and answer.chain == self._desk.chain
@@ -578,5 +538,5 @@ class Player:
             memory.answers[answer.worker] = answer.round
             self._catchup.claim(answer.round + 1)
             self._ask(peer)
-            if memory.settle(self.round - 1 - len(self._unsaved)):
+            if memory.settle(self._decided):
                 self._desk.persist()

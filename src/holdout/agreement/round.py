@@ -16,7 +16,6 @@ from holdout.agreement.desk import URGENCY, Desk
 from holdout.agreement.draws import Draws, Signed
 from holdout.agreement.events import (
     BlobKind,
-    Broadcast,
     Fault,
     Halt,
     Reject,
@@ -212,7 +211,7 @@ class Round:
             case Lead():
                 return self._take_lead(peer, message)
             case Vote():
-                return self._take_vote(message)
+                return self._take_vote(peer, message)
 
     def _take_update(self, peer: int, update: Update) -> Fault | None:
         if update.size != self.desk.params.payload_bytes:
@@ -220,7 +219,7 @@ class Round:
         fault = self.phases.add_update(update)
         if fault is not None:
             return fault
-        self._publish(Kind.UPDATE, update.worker)
+        self._publish(Kind.UPDATE, update.worker, peer)
         if update.worker != self.desk.worker and self._needs_payloads():
             self.validation.want((update.payload,), update.worker, peer)
         self.phases.release()
@@ -241,7 +240,7 @@ class Round:
         result = self.phases.add_ballot(ballot)
         if isinstance(result, Fault):
             return result
-        self._publish(Kind.BALLOT, ballot.worker)
+        self._publish(Kind.BALLOT, ballot.worker, peer)
         if isinstance(result, Waiting):
             question = GetUpdates(self.desk.chain, self.number, result.missing)
             self.desk.emit(Send(peer, question.encode()))
@@ -254,12 +253,12 @@ class Round:
             return fault
         if lead.worker in leads.evidence:
             self.phases.add_evidence(Kind.LEAD, lead.worker, leads.evidence[lead.worker])
-            self._publish(Kind.LEAD, lead.worker)
+            self._publish(Kind.LEAD, lead.worker, peer)
         if lead in leads.best(lead.period)[: self.desk.limits.bodies]:
             self.periods.want_block(lead.value, lead.worker, peer)
         return None
 
-    def _take_vote(self, vote: Vote) -> Fault | None:
+    def _take_vote(self, peer: int, vote: Vote) -> Fault | None:
         tracker = self.periods.tracker
         match tracker.add(vote):
             case Added.DUPLICATE:
@@ -270,7 +269,7 @@ class Round:
                 pass
         if vote.worker in tracker.evidence:
             self.phases.add_evidence(Kind.VOTE, vote.worker, tracker.evidence[vote.worker])
-            self._publish(Kind.VOTE, vote.worker)
+            self._publish(Kind.VOTE, vote.worker, peer)
         self._on_votes(vote.period, vote.step, vote.value)
         return None
 
@@ -336,16 +335,16 @@ class Round:
         elif not self.phases.add_evidence(kind, convicted.worker, evidence):
             self.desk.emit(Reject(peer, Fault.DUPLICATE))
         else:
-            self._publish(kind, convicted.worker)
+            self._publish(kind, convicted.worker, peer)
 
-    def _publish(self, kind: Kind, worker: int) -> None:
+    def _publish(self, kind: Kind, worker: int, peer: int) -> None:
         """Tell everybody, once, that a worker was caught; stop if too many were."""
         evidence = self.phases.unpublished(kind, worker)
         if evidence is None:
             return
         desk = self.desk
         desk.emit(Report(worker, self.number, evidence))
-        desk.emit(Broadcast(evidence.encode(), Urgency.BALLOT))
+        desk.emit(Relay(evidence.encode(), Urgency.BALLOT, peer))
         liars, stands = len(self.phases.convicted(Kind.VOTE)), desk.params.byzantine
         if liars > stands and not desk.halted:
             desk.halted = True
