@@ -175,6 +175,37 @@ def test_a_nonsensical_plan_exits_2(capsys, changes, message):
     assert message in capsys.readouterr().err
 
 
+def network(*more, byzantine="0.2"):
+    return ["plan", "--decentralized", *("--workers", "100", "--byzantine", byzantine), *more]
+
+
+def test_plan_knows_networks_without_a_server(capsys):
+    assert run_command(network("--rounds", "1000", "--json")) == 0
+    output = capsys.readouterr()
+    assert output.err == ""
+    document = json.loads(output.out)
+    assert (document["committee"], document["quorum"], document["tau_V"]) == (100, 67, 59)
+    assert run_command(network("--rounds", "1000", "--delta-safety", "0.001")) == 0
+    assert "Not guaranteed:" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (network("--rounds", "9", byzantine="34"), "n >= 3B + 1 workers"),
+        (network("--rounds", "9", "--delta", "0.1"), "--delta does not go with --decentralized"),
+        (network("--rounds", "9", "--committee", "9"), "--committee does not go with"),
+        ([*plan(), "--delta-safety", "0.1"], "--delta-safety needs --decentralized"),
+        ([*plan(), "--delta-progress", "0.1"], "--delta-progress needs --decentralized"),
+        (plan()[:-2], "plan needs --delta D, or --decentralized"),
+    ],
+)
+def test_options_of_the_two_halves_do_not_mix(capsys, arguments, message):
+    error = refused(capsys, *arguments)
+    assert error.startswith("holdout: ")
+    assert message in error
+
+
 # --- A run ---
 
 

@@ -115,12 +115,27 @@ def _parser() -> argparse.ArgumentParser:
     plan.add_argument(
         "--delta",
         type=_probability,
-        required=True,
         metavar="D",
         help="the probability of failure over all rounds that you accept",
     )
     plan.add_argument(
         "--committee", type=_count, metavar="K", help="judge a committee of this size"
+    )
+    plan.add_argument(
+        "--decentralized", action="store_true", help="plan a network without a server instead"
+    )
+    plan.add_argument(
+        "--delta-safety",
+        type=_probability,
+        metavar="D",
+        help="with --decentralized: that some round gets two blocks (default: 1e-6)",
+    )
+    plan.add_argument(
+        "--delta-progress",
+        type=_probability,
+        metavar="D",
+        help="with --decentralized: that some round misses a quorum or an honest majority "
+        "(default: 1e-3)",
     )
     plan.add_argument("--json", action="store_true", help="print one JSON document, nothing else")
     return parser
@@ -171,15 +186,40 @@ def _refuse(message: str) -> NoReturn:
 
 
 def _plan(options: argparse.Namespace) -> None:
-    from holdout.experiments import committees
+    from holdout.experiments import committees, lottery
 
-    plan = committees.plan(
-        workers=options.workers,
-        byzantine=options.byzantine,
-        rounds=options.rounds,
-        delta=options.delta,
-        committee=options.committee,
-    )
+    central = {"--delta": options.delta, "--committee": options.committee}
+    decentralized = {
+        "--delta-safety": options.delta_safety,
+        "--delta-progress": options.delta_progress,
+    }
+    foreign = central if options.decentralized else decentralized
+    for name, value in foreign.items():
+        if value is not None:
+            raise UserError(
+                f"{name} does not go with --decentralized; say {' and '.join(decentralized)}"
+                if options.decentralized
+                else f"{name} needs --decentralized; without it say --delta"
+            )
+    plan: lottery.LotteryPlan | committees.CommitteePlan
+    if options.decentralized:
+        plan = lottery.plan(
+            workers=options.workers,
+            byzantine=options.byzantine,
+            rounds=options.rounds,
+            delta_safety=options.delta_safety,
+            delta_progress=options.delta_progress,
+        )
+    elif options.delta is None:
+        raise UserError("plan needs --delta D, or --decentralized")
+    else:
+        plan = committees.plan(
+            workers=options.workers,
+            byzantine=options.byzantine,
+            rounds=options.rounds,
+            delta=options.delta,
+            committee=options.committee,
+        )
     print(plan.as_json() if options.json else plan.as_text())
 
 

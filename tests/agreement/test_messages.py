@@ -1,0 +1,90 @@
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+
+from holdout.agreement.codec import digest
+from holdout.agreement.messages import (
+    ENVELOPE_BYTES_MAX,
+    HEADER_BYTES_MAX,
+    WORKERS_MAX,
+    Entry,
+    Evidence,
+    Step,
+    ballot_part,
+    head_part,
+    kind_of,
+    lead_part,
+    update_part,
+    vote_part,
+)
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+import strategies
+from rig import Network, other
+
+
+@pytest.mark.parametrize(
+    ("step", "kind"),
+    [
+        (1, Step.SOFT),
+        (2, Step.CERT),
+        (3, Step.LATE),
+        (4, Step.REDO),
+        (5, Step.DOWN),
+        (6, Step.LATE),
+        (7, Step.REDO),
+        (8, Step.DOWN),
+        (255, Step.LATE),
+    ],
+)
+def test_later_attempts_repeat_the_three_recovery_steps(step, kind):
+    assert kind_of(step) is kind
+
+
+def test_an_update_is_named_by_what_was_signed_and_by_nothing_else():
+    net = Network()
+    update = net.update(1)
+    assert net.update(1).update_id == update.update_id
+    again = replace(update, envelope=replace(update.envelope, signature=bytes(64), proof=b"p"))
+    assert again.update_id == update.update_id
+    changes = [
+        net.update(2, [2.0] * 6),
+        net.update(1, [0.0] * 6),
+        net.update(1, model=other(net.tip.model)),
+        net.update(1, size=0),
+        net.update(1, round_number=2),
+    ]
+    ids = [update.update_id, *(change.update_id for change in changes)]
+    assert len(set(ids)) == len(ids)
+
+
+@given(strategies.envelopes, strategies.envelopes)
+def test_evidence_is_the_same_whichever_message_came_first(one, two):
+    if one.signed != two.signed:
+        assert Evidence.of(one, two) == Evidence.of(two, one)
+        assert Evidence.of(one, two).first.signed < Evidence.of(one, two).second.signed
+
+
+def test_nothing_that_is_signed_can_be_taken_for_something_else():
+    chain, value = digest("chain"), digest("value")
+    parts = [
+        update_part(chain, 1, 2, value, value, 3),
+        ballot_part(chain, 1, 2, value, (Entry(3, value),)),
+        lead_part(chain, 1, 0, 2, 0, value),
+        vote_part(chain, 1, 0, Step.SOFT, 2, value),
+        head_part(chain, value, 2, 1),
+    ]
+    # The tag stands in front, with its length: no signed part is the beginning of another.
+    for one in parts:
+        assert [two for two in parts if two.startswith(one[:8])] == [one]
+
+
+def test_the_limits_hold_the_largest_honest_messages():
+    chain = digest("chain")
+    entries = tuple(Entry(worker, chain) for worker in range(WORKERS_MAX))
+    assert len(ballot_part(chain, 1, 2, chain, entries)) <= ENVELOPE_BYTES_MAX
+    net = Network(real=True)
+    assert len(net.finish(net.draft([], [])).header.encode()) <= HEADER_BYTES_MAX
