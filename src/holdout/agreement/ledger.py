@@ -5,10 +5,9 @@ that a quorum stood behind it. Headers and certificates alone are enough to foll
 certificate contains the vote of an honest worker that recomputed everything.
 """
 
-from holdout.agreement.blocks import BlockKind, Header, Tip
-from holdout.agreement.keys import Verifier
-from holdout.agreement.params import PROTOCOL_VERSION, Genesis
-from holdout.agreement.seed import genesis_seeds, needs_old_block, next_seed, seed_alpha
+from holdout.agreement.headers import Header, Tip
+from holdout.agreement.params import Genesis
+from holdout.agreement.seed import genesis_seeds, needs_old_block
 from holdout.ids import Digest
 
 
@@ -45,35 +44,6 @@ class Ledger:
             seed_in=seed_in,
             old_block=None if old is None else self._digests[old],
         )
-
-    def link_fault(self, header: Header, verifier: Verifier) -> str | None:
-        """Why this header cannot be the next one; None if it can."""
-        tip = self.tip()
-        stepped = header.kind is BlockKind.STEP
-        if (header.version, header.chain) != (PROTOCOL_VERSION, self._genesis.chain):
-            return "the header is of another network"
-        if (header.round, header.previous) != (tip.round, tip.previous):
-            return "the header does not follow the block before"
-        if header.model_previous != tip.model or header.steps != tip.steps + stepped:
-            return "the header does not go on from the model before"
-        if not stepped and (header.model, header.radius) != (tip.model, tip.radius):
-            return "a round without a step must leave the model as it is"
-        return self._seed_fault(header, tip, verifier)
-
-    def _seed_fault(self, header: Header, tip: Tip, verifier: Verifier) -> str | None:
-        out: bytes | None = None
-        if header.leader >= self._params.workers:
-            return "the header names an unknown leader"
-        if header.original_period == 0:
-            question = seed_alpha(self._genesis.chain, tip.round, tip.seed_in)
-            key = self._genesis.roster[header.leader].vrf
-            out = verifier.vrf(key, question, header.seed_proof)
-            if out is None:
-                return "the seed's proof does not hold"
-        elif header.seed_proof:
-            return "after a failed period the seed has no proof"
-        expected = next_seed(tip.round, tip.seed_in, header.leader, out, tip.old_block)
-        return None if header.seed == expected else "the seed is wrong"
 
     def append(self, header: Header) -> None:
         """Go on to the next round."""

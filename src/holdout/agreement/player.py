@@ -23,7 +23,6 @@ from typing import assert_never
 
 from holdout.agreement import wire
 from holdout.agreement.answers import Answers
-from holdout.agreement.blocks import BlockKind, Header, read_header
 from holdout.agreement.catchup import Catchup, Memory, peer_for
 from holdout.agreement.desk import Desk
 from holdout.agreement.draws import Draws, Signed
@@ -57,6 +56,7 @@ from holdout.agreement.events import (
     Urgency,
     Want,
 )
+from holdout.agreement.headers import BlockKind, Header, link_fault, read_header
 from holdout.agreement.keys import Signer, Verifier
 from holdout.agreement.ledger import Ledger
 from holdout.agreement.messages import (
@@ -448,7 +448,8 @@ class Player:
             self._check_finished(peer, header, certificate)
 
     def _check_finished(self, peer: int, header: Header, certificate: Bundle) -> None:
-        if self._ledger.link_fault(header, self._desk.verifier) is not None:
+        desk = self._desk
+        if link_fault(header, self._ledger.tip(), desk.genesis, desk.verifier) is not None:
             self._reject(peer, Fault.INVALID_BLOCK)
             return
         draws, tracker = self._round.draws, self._round.periods.tracker

@@ -12,10 +12,10 @@ have been heard.
 from dataclasses import dataclass, field
 from enum import IntEnum
 
-from holdout.agreement.blocks import Tip
 from holdout.agreement.desk import Desk
 from holdout.agreement.draws import Draws
 from holdout.agreement.events import BlobKind, Compute, Judge, Judged, Propose, Proposed
+from holdout.agreement.headers import Tip
 from holdout.agreement.messages import Entry, Kind, ballot_part, update_part
 from holdout.agreement.phases import Phases
 from holdout.agreement.sortition import Role

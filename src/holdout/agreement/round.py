@@ -11,7 +11,6 @@ they were verified before (the worker's own, and those that came before the roun
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from holdout.agreement.blocks import Header, Tip, read_header
 from holdout.agreement.desk import URGENCY, Desk
 from holdout.agreement.draws import Draws, Signed
 from holdout.agreement.events import (
@@ -28,6 +27,7 @@ from holdout.agreement.events import (
     Urgency,
     Want,
 )
+from holdout.agreement.headers import Header, Tip, read_header
 from holdout.agreement.messages import (
     Ballot,
     Bundle,

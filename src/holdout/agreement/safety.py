@@ -8,7 +8,6 @@ may have voted before.
 
 from dataclasses import dataclass, field
 
-from holdout.agreement.blocks import read_header
 from holdout.agreement.codec import (
     DIGEST_BYTES,
     Reader,
@@ -21,6 +20,7 @@ from holdout.agreement.codec import (
     u32,
     u64,
 )
+from holdout.agreement.headers import read_header
 from holdout.agreement.messages import (
     BUNDLE_BYTES_MAX,
     ENVELOPE_BYTES_MAX,

@@ -9,9 +9,10 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Protocol
 
-from holdout.agreement.blocks import Block, Draft, Header, Tip, inspect, read_block
+from holdout.agreement.blocks import Block, Draft, inspect, read_block
 from holdout.agreement.draws import Draws
 from holdout.agreement.events import Action, BlobKind, Combine, Combined, Compute, Want
+from holdout.agreement.headers import Header, Tip
 from holdout.agreement.keys import Verifier
 from holdout.agreement.params import Genesis
 from holdout.errors import InvalidMessage
