@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from tests.agreement.world import World
 
 from holdout.agreement import events as ev
+from holdout.agreement.attendance import PATIENCE
 from holdout.agreement.codec import BOTTOM
 from holdout.agreement.draws import slot
 from holdout.agreement.messages import Ballot, Lead, Step, Update, Vote
@@ -253,3 +254,19 @@ def test_a_store_that_cannot_be_read_is_a_lost_memory(mode):
         bad = other.disks[0][0]
     assert world.player(0, bad, []).observer
     assert not world.player(0, saved, []).observer
+
+
+def test_a_silent_member_costs_a_full_wait_for_a_few_rounds_only():
+    world = World(4, (3,), early=True)
+    world.settle()
+    silent_since = world.players[0].round
+    while world.players[0].round < silent_since + PATIENCE + 1:
+        before = world.players[0].round
+        for _ in range(5):
+            world.deliver("*", [0, 1, 2])
+        assert world.players[0].round == before, "nobody waited for the silent one"
+        beat(world, [0, 1, 2])
+    reached = world.players[0].round
+    # From here on no timer is needed: those who speak are all that are waited for.
+    world.flow(until_round=reached + 3)
+    assert len(set(world.commits[reached + 2].values())) == 1

@@ -100,14 +100,21 @@ def norm(data: bytes) -> float:
 
     The squares, padded with zeros to a power of two, are folded in halves until one is left.
     """
-    values = np.frombuffer(data, _SINGLE).astype(np.float64)
+    return _norm(_doubles(data))
+
+
+def _doubles(data: bytes) -> Doubles:
+    return np.frombuffer(data, _SINGLE).astype(np.float64)
+
+
+def _norm(values: Doubles) -> float:
     squares = values * values
     half = 1 << max(len(squares) - 1, 0).bit_length() >> 1
     while len(squares) > 1:
         # What lies beyond the upper half's end are the zeros of the padding.
         upper = squares[half:]
-        squares = squares[:half].copy()
         squares[: len(upper)] += upper
+        squares = squares[:half]
         half >>= 1
     return math.sqrt(float(squares[0])) if len(squares) else 0.0
 
@@ -128,15 +135,17 @@ def combine(
     """
     if not payloads or any(len(payload) != len(model) for payload in payloads):
         raise MisuseError("a step takes at least one payload, all as long as the model")
-    norms = [norm(payload) for payload in payloads]
+    norms = []
     total: Doubles = np.zeros(len(model) // _SINGLE.itemsize, np.float64)
     with np.errstate(over="ignore", invalid="ignore"):
-        for payload, length in zip(payloads, norms, strict=True):
-            values = np.frombuffer(payload, _SINGLE).astype(np.float64)
+        for payload in payloads:
+            values = _doubles(payload)
+            length = _norm(values)
             if radius and length > radius:
                 # Multiplied first, then added: two roundings, as everywhere else.
-                values = values * (radius / length)
-            total = total + values
+                values *= radius / length
+            total += values
+            norms.append(length)
         mean = total / np.float64(len(payloads))
         step = np.float64(rate) * mean
         weights = _flushed(model).astype(np.float64) - step

@@ -8,6 +8,7 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
+from holdout.agreement.attendance import Attendance
 from holdout.agreement.catchup import Memory
 from holdout.agreement.draws import Signed
 from holdout.agreement.events import Action, BlobKind, Broadcast, Persist, Urgency
@@ -40,6 +41,7 @@ class Desk:
     limits: Limits
     safety: Safety
     memory: Memory
+    attendance: Attendance
     now: int = 0
     halted: bool = False
     actions: list[Action] = field(default_factory=list)

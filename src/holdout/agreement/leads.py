@@ -1,5 +1,6 @@
 """Who leads a period: announcements of blocks, the lowest priority first."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from holdout.agreement.events import Fault
@@ -40,9 +41,10 @@ class Leads:
         single = [v[0] for v in self._periods.get(period, {}).values() if len(v) == 1]
         return [ranked.lead for ranked in sorted(single, key=lambda ranked: ranked.priority)]
 
-    def heard(self, period: int) -> int:
-        """How many leaders have spoken."""
-        return len(self._periods.get(period, {}))
+    def heard(self, period: int, leaders: Iterable[int]) -> bool:
+        """Whether all of these leaders have spoken."""
+        spoken = self._periods.get(period, {})
+        return all(leader in spoken for leader in leaders)
 
     def forget_before(self, period: int) -> None:
         """Drop what is over."""

@@ -23,6 +23,7 @@ from typing import assert_never
 
 from holdout.agreement import wire
 from holdout.agreement.answers import Answers
+from holdout.agreement.attendance import Attendance
 from holdout.agreement.catchup import Catchup, Memory, peer_for
 from holdout.agreement.desk import Desk
 from holdout.agreement.draws import Draws, Signed
@@ -133,6 +134,7 @@ class Player:
             limits,
             safety=state,
             memory=Memory(state.votes_from, genesis.params.quorum, genesis.params.mode is Mode.ALL),
+            attendance=Attendance(self._ledger.round),
         )
         self._decode = decode
         self._tools = tools or Tools()
@@ -493,8 +495,10 @@ class Player:
         self._ask(peer)
 
     def _on_old(self, peer: int, claim: Signed) -> None:
-        """Somebody is stuck in a round that is over: send its certificate, not too often."""
+        """Somebody is slow, or stuck in a round that is over: then send it the certificate."""
         self._reject(peer, Fault.STALE)
+        if claim.round == self.round - 1 and self._is_signed(claim.worker, claim.envelope):
+            self._desk.attendance.note(claim.envelope.kind, claim.worker, claim.round)
         stuck = isinstance(claim, Vote) and (claim.step > Step.CERT or claim.period > 0)
         if stuck and self._desk.worker != claim.worker:
             paced = self._answers.pace.allows(claim.worker, self._desk.now)

@@ -9,6 +9,7 @@ Where the senders are public (everybody, or a fixed draw), each wait is over as 
 have been heard.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import IntEnum
 
@@ -19,7 +20,6 @@ from holdout.agreement.headers import Tip
 from holdout.agreement.messages import Entry, Kind, ballot_part, update_part
 from holdout.agreement.phases import Phases
 from holdout.agreement.sortition import Role
-from holdout.ids import Digest
 
 UPDATE_SLOT = (Kind.UPDATE, 0, 0)
 BALLOT_SLOT = (Kind.BALLOT, 0, 0)
@@ -143,15 +143,16 @@ class Proceedings:
         return True
 
     def all_proposed(self) -> bool:
-        """Whether everybody who may propose has been heard."""
-        expected = self.draws.expected(Role.PROPOSER)
-        return expected is not None and all(map(self.phases.proposer_settled, expected))
+        """Whether everybody worth waiting for has proposed."""
+        return self._all(Role.PROPOSER, Kind.UPDATE, self.phases.proposer_settled)
 
     def all_voted(self) -> bool:
-        """Whether everybody who may send a ballot has done so."""
-        expected = self.draws.expected(Role.VOTER)
-        return expected is not None and all(map(self.phases.holds_ballot, expected))
+        """Whether everybody worth waiting for has sent a ballot."""
+        return self._all(Role.VOTER, Kind.BALLOT, self.phases.holds_ballot)
 
-    def wants(self, payload: Digest) -> bool:
-        """Whether this worker needs gradients as soon as they are announced."""
-        return payload not in self.phases.payloads
+    def _all(self, role: Role, kind: Kind, heard: Callable[[int], bool]) -> bool:
+        drawn = self.draws.expected(role)
+        if drawn is None:
+            return False
+        waited_for = self.desk.attendance.present(kind, drawn, self.tip.round)
+        return all(map(heard, waited_for))

@@ -157,10 +157,13 @@ class Round:
             self.periods.start()
 
     def _all_led(self) -> bool:
-        expected, leads = self.draws.expected(Role.LEADER), self.periods.leads
-        if expected is None or leads.heard(self.periods.period) < len(expected):
+        period, leads = self.periods.period, self.periods.leads
+        drawn = self.draws.expected(Role.LEADER)
+        if drawn is None:
             return False
-        best = leads.best(self.periods.period)
+        if not leads.heard(period, self.desk.attendance.present(Kind.LEAD, drawn, self.number)):
+            return False
+        best = leads.best(period)
         return bool(best) and self.periods.acceptable(best[0])
 
     # -- signed messages ------------------------------------------------------------------------
@@ -194,6 +197,7 @@ class Round:
 
     def take(self, peer: int, data: bytes, message: Signed) -> None:
         """A verified message; the worker's own ones come without bytes and are not relayed."""
+        self.desk.attendance.note(message.envelope.kind, message.worker, message.round)
         fault = self._screen(message) or self._file(peer, message)
         if not data:
             return
