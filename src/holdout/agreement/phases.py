@@ -28,6 +28,7 @@ class Phases:
     def __init__(self) -> None:
         self._updates: dict[int, list[Update]] = {}
         self._by_id: dict[Digest, Update] = {}
+        self._proposers: dict[Digest, list[int]] = {}
         self._ballots: dict[int, list[Ballot]] = {}
         self._waiting: dict[int, list[Ballot]] = {}
         self.payloads: dict[Digest, bool] = {}
@@ -48,6 +49,7 @@ class Phases:
             return Fault.SURPLUS
         versions.append(update)
         self._by_id[update.update_id] = update
+        self._proposers.setdefault(update.payload, []).append(update.worker)
         if len(versions) > 1:
             self._convict(Kind.UPDATE, update.worker, versions)
         return None
@@ -56,9 +58,9 @@ class Phases:
         """The update of this content."""
         return self._by_id.get(update_id)
 
-    def knows(self, payload: Digest) -> bool:
-        """Whether some update of this round announces the payload."""
-        return any(update.payload == payload for update in self._by_id.values())
+    def proposers_of(self, payload: Digest) -> tuple[int, ...]:
+        """Whose updates announce this payload."""
+        return tuple(self._proposers.get(payload, ()))
 
     def updates(self) -> dict[int, Update]:
         """The update of each proposer that sent one only."""

@@ -202,6 +202,10 @@ class Player:
         """Whether this worker was drawn for a role of this round (`P` or `V`)."""
         return self._round.proceedings.proof(role) is not None
 
+    def wait(self, timing: Timing) -> None:
+        """Wait so long from the next timer on: for a driver that measures its network."""
+        self._desk.timing = timing
+
     # -- the machine ----------------------------------------------------------------------------
 
     def handle(self, event: Event, now: int) -> list[Action]:
@@ -238,8 +242,7 @@ class Player:
         validation = self._round.validation
         match event:
             case PayloadReady():
-                self._round.phases.payloads[event.digest] = event.valid
-                validation.payload_ready()
+                self._round.on_payload(event.digest, valid=event.valid)
             case BlockReady():
                 validation.add(event.digest, event.data)
             case Combined():

@@ -197,7 +197,8 @@ class Round:
 
     def take(self, peer: int, data: bytes, message: Signed) -> None:
         """A verified message; the worker's own ones come without bytes and are not relayed."""
-        self.desk.attendance.note(message.envelope.kind, message.worker, message.round)
+        if not isinstance(message, Update):
+            self.desk.attendance.note(message.envelope.kind, message.worker, message.round)
         fault = self._screen(message) or self._file(peer, message)
         if not data:
             return
@@ -226,8 +227,15 @@ class Round:
         self._publish(Kind.UPDATE, update.worker, peer)
         if update.worker != self.desk.worker and self._needs_payloads():
             self.validation.want((update.payload,), update.worker, peer)
+        self._note_proposers(update.payload)
         self.phases.release()
         return None
+
+    def _note_proposers(self, payload: Digest) -> None:
+        """A proposer has spoken once its gradient is here: headers alone are cheap."""
+        if payload in self.phases.payloads:
+            for worker in self.phases.proposers_of(payload):
+                self.desk.attendance.note(Kind.UPDATE, worker, self.number)
 
     def _needs_payloads(self) -> bool:
         """Voters and the consensus committee need gradients; others take the model at the end."""
@@ -360,6 +368,12 @@ class Round:
             )
 
     # -- blobs and results ----------------------------------------------------------------------
+
+    def on_payload(self, payload: Digest, *, valid: bool) -> None:
+        """A gradient has come."""
+        self.phases.payloads[payload] = valid
+        self._note_proposers(payload)
+        self.validation.payload_ready()
 
     def on_progress(self) -> None:
         """Some block may have become valid, or its certificate may have waited for it."""
