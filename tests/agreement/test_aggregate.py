@@ -208,11 +208,10 @@ def test_this_machine_gives_the_known_answer_and_so_does_the_plain_version():
 
 
 def test_a_machine_that_sums_in_another_order_is_found_out(monkeypatch):
-    def pairwise_norm(data):
-        values = np.frombuffer(data, "<f4").astype(np.float64)
+    def pairwise_norm(values):
         return math.sqrt(float((values * values).sum()))
 
-    monkeypatch.setattr(aggregate, "norm", pairwise_norm)
+    monkeypatch.setattr(aggregate, "_norm", pairwise_norm)
     assert known_answer_fault() is not None
 
 
@@ -226,6 +225,15 @@ def test_a_machine_that_rounds_the_model_otherwise_is_found_out(monkeypatch):
 
 
 # ------------------------------------------------------------------------------------ single cases
+
+
+def test_updates_are_added_in_the_order_of_their_proposers():
+    large, small = 1e6, 2.0**-40  # The small one is lost next to the large one.
+    one, two, three = packed(large), packed(-large), packed(small)
+    model, _ = combine(packed(0.0), [one, two, three], radius=0.0, rate=3.0)
+    assert unpacked(model) == [-small]
+    model, _ = combine(packed(0.0), [three, one, two], radius=0.0, rate=3.0)
+    assert unpacked(model) == [0.0]
 
 
 def test_without_a_radius_the_first_step_is_unbounded_and_sets_it():

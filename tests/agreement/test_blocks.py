@@ -149,10 +149,13 @@ def test_updates_and_ballots_stand_in_their_own_lists(net):
 def test_every_signature_is_committed_to(net):
     # Otherwise a good header could be served with a body that everybody finds invalid for good.
     block = net.finish(usual(net))
-    last = block.ballots[-1]
-    spoilt = replace(last, envelope=replace(last.envelope, signature=bytes(64)))
+    ballot, update = (
+        replace(last, envelope=replace(last.envelope, signature=bytes(64)))
+        for last in (block.ballots[-1], block.updates[-1])
+    )
     for changed in (
-        replace(block, ballots=(*block.ballots[:-1], spoilt)),
+        replace(block, ballots=(*block.ballots[:-1], ballot)),
+        replace(block, updates=(*block.updates[:-1], update)),
         replace(block, updates=block.updates[:-1]),
         replace(block, selection=block.selection[:-1]),
         replace(block, evidence=(double(net, 6),)),

@@ -83,9 +83,21 @@ def test_a_drawn_committee_holds_its_quorum(mode, quorum, committee, good):
             params.check()
 
 
-@pytest.mark.parametrize("change", [{"rates": ()}, {"dimension": 0}])
-def test_there_is_something_to_learn(change):
-    with pytest.raises(InfeasibleError, match="at least one learning rate"):
+@pytest.mark.parametrize(
+    ("change", "rule"),
+    [
+        ({"rates": ()}, "learning rates are finite and above 0"),
+        ({"rates": (0.1, math.nan)}, "learning rates are finite and above 0"),
+        ({"rates": (0.0,)}, "learning rates are finite and above 0"),
+        ({"dimension": 0, "shapes": ()}, "the shapes must hold the model's 0 weights"),
+        ({"shapes": ((1, 1),)}, "they hold 1"),
+        ({"radius_first": math.inf}, "a radius is finite"),
+        ({"radius_first": -1.0}, "a radius is finite"),
+        ({"lookback": 3}, "looks back 1 or 2"),
+    ],
+)
+def test_constants_with_which_nothing_can_be_learned_are_refused(change, rule):
+    with pytest.raises(InfeasibleError, match=rule):
         some_params(**change).check()
 
 

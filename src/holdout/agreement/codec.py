@@ -9,7 +9,7 @@ as its eight IEEE bytes). A reader raises `InvalidMessage` and nothing else, wha
 import struct
 from collections.abc import Callable, Iterable
 from hashlib import sha256
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from holdout.errors import InvalidMessage
 from holdout.ids import Digest
@@ -119,6 +119,13 @@ class Reader:
         if count > count_max:
             raise InvalidMessage(f"a list holds at most {count_max} items; got {count}")
         return tuple(read(self) for _ in range(count))
+
+    def rows(self, layout: struct.Struct, count_max: int) -> list[tuple[Any, ...]]:
+        """A list of at most so many items of one size, at once: long lists are common."""
+        count = self._integer(4)
+        if count > count_max:
+            raise InvalidMessage(f"a list holds at most {count_max} items; got {count}")
+        return list(layout.iter_unpack(self._take(count * layout.size)))
 
     def end(self) -> None:
         """Refuse bytes that are left over."""

@@ -47,7 +47,7 @@ class Draws:
         self._verifier = verifier
         self.round = round_number
         self.seed = seed
-        self._outputs: dict[tuple[int, Role, int, int, bytes], bytes | None] = {}
+        self._outputs: dict[tuple[int, Role, int, int, bytes], bytes] = {}
 
     # -- who is drawn ------------------------------------------------------------------------
 
@@ -85,9 +85,12 @@ class Draws:
         if self._public(role):
             return b"" if not proof and self._listed(role, worker, period) else None
         key = (worker, role, period, step, proof)
-        if key not in self._outputs:
-            self._outputs[key] = self._check(role, worker, proof, period, step)
-        return self._outputs[key]
+        out = self._outputs.get(key)
+        if out is None:
+            out = self._check(role, worker, proof, period, step)
+            if out is not None:  # There is one good proof, but a liar can make any number of bad.
+                self._outputs[key] = out
+        return out
 
     def priority(self, lead: Lead) -> bytes:
         """Leaders are ranked by this, lowest first."""

@@ -93,7 +93,7 @@ Job: TypeAlias = Propose | Judge | Combine
 
 
 class BlobKind(IntEnum):
-    """How a blob's digest is checked (`aggregate.blob_fault`, `blocks.read_block`)."""
+    """How a blob's digest is checked (`aggregate.blob_matches`)."""
 
     PAYLOAD = 1
     BLOCK = 2

@@ -5,6 +5,7 @@ workers that differ in it do not talk. `Timing` decides only how long a worker w
 from worker to worker and is not hashed.
 """
 
+import math
 from dataclasses import dataclass
 from enum import StrEnum
 from fractions import Fraction
@@ -157,8 +158,22 @@ class Params:
                 "a drawn committee needs 0 < quorum <= committee <= n; got"
                 f" quorum={self.quorum}, committee={self.committee}, n={n}"
             )
-        if not self.rates or self.dimension < 1:
-            raise InfeasibleError("a run needs a model with weights and at least one learning rate")
+        self._check_learning()
+
+    def _check_learning(self) -> None:
+        if not self.rates or not all(math.isfinite(rate) and rate > 0 for rate in self.rates):
+            raise InfeasibleError(f"learning rates are finite and above 0; got {self.rates}")
+        size = sum(math.prod(shape) for shape in self.shapes)
+        if self.dimension < 1 or (self.shapes and size != self.dimension):
+            raise InfeasibleError(
+                f"the shapes must hold the model's {self.dimension} weights; they hold {size}"
+            )
+        if not (math.isfinite(self.radius_first) and self.radius_first >= 0):
+            raise InfeasibleError(f"a radius is finite and not negative; got {self.radius_first}")
+        if not 0 <= self.f < 1:
+            raise InfeasibleError(f"f is a share below 1; got {self.f}")
+        if self.lookback not in {1, 2}:
+            raise InfeasibleError(f"the seed looks back 1 or 2 rounds; got {self.lookback}")
 
 
 @dataclass(frozen=True)

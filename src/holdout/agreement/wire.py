@@ -5,11 +5,12 @@
 itself, and that only comes out of `Unverified` by a check of signature and credential (`draws`).
 """
 
+import struct
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Generic, TypeVar
 
-from holdout.agreement.codec import BOTTOM, Reader
+from holdout.agreement.codec import BOTTOM, DIGEST_BYTES, Reader
 from holdout.agreement.codec import decode as decode_with
 from holdout.agreement.messages import (
     BUNDLE_BYTES_MAX,
@@ -155,8 +156,15 @@ def open_envelope(envelope: Envelope) -> Update | Ballot | Lead | Vote | HeadAns
     return decode_with(envelope.signed, read)
 
 
+_ENTRY = struct.Struct(f">II{DIGEST_BYTES}s")
+"""A proposer, then a digest with its length in front."""
+
+
 def _read_entries(reader: Reader) -> tuple[Entry, ...]:
-    entries = reader.items(lambda r: Entry(r.u32(), r.digest()), WORKERS_MAX)
+    rows = reader.rows(_ENTRY, WORKERS_MAX)
+    if any(size != DIGEST_BYTES for _, size, _ in rows):
+        raise InvalidMessage("a ballot names updates by digest")
+    entries = tuple(Entry(proposer, Digest(update_id)) for proposer, _, update_id in rows)
     proposers = [entry.proposer for entry in entries]
     if not entries or any(a >= b for a, b in pairwise(proposers)):
         raise InvalidMessage("a ballot names at least one update, ascending, each proposer once")
