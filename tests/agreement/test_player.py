@@ -244,6 +244,17 @@ def test_a_worker_without_memory_only_watches_until_it_knows_where_it_may_vote()
     assert stored.votes_from not in {0, NEVER}
 
 
+def test_a_lost_question_about_the_head_is_asked_again_in_every_round():
+    world = started()
+    world.flow(until_round=3)
+    world.disks[3] = (None, [])
+    world.crash(3)
+    world.deliver("HEADQUERY", [0, 1, 2], drop=True)
+    while world.players[3].observer:
+        assert world.players[3].round < 20, "nobody was asked again"
+        beat(world, [0, 1, 2, 3])
+
+
 @pytest.mark.parametrize("mode", ["damaged", "of another network"])
 def test_a_store_that_cannot_be_read_is_a_lost_memory(mode):
     world = started()

@@ -292,6 +292,7 @@ class Player:
         self._round = self._new_round()
         desk.emit(Entered(self.round, self.period))
         desk.emit(Forget(self.round))
+        self._ask_head()
         for header in map(read_header, desk.safety.held.values()):
             self._models[header.model] = None
         self._round.begin()
