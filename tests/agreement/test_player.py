@@ -228,6 +228,21 @@ def test_a_worker_that_was_cut_off_catches_up_by_certificates_alone():
         assert len(world.commits[number]) == 4
 
 
+def test_certificates_that_come_in_any_order_are_all_used():
+    world = started()
+    world.flow(until_round=8)
+    finished = world.disks[0][1][:7]
+    late = World(4, (), early=True)
+    player = late.player(3, initial(late.genesis), [])
+    player.handle(ev.Start(bytes(32)), 0)
+    commits = []
+    for item in reversed(finished):
+        for action in player.handle(ev.Received(0, item.encode()), 0):
+            if isinstance(action, ev.Want):
+                commits += player.handle(ev.ModelReady(action.digest), 0)
+    assert [action.round for action in commits if isinstance(action, ev.Commit)] == [*range(1, 8)]
+
+
 def test_a_worker_without_memory_only_watches_until_it_knows_where_it_may_vote():
     world = started()
     world.flow(until_round=3)

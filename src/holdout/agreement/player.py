@@ -143,6 +143,7 @@ class Player:
         self._models: dict[Digest, None] = {}
         self._unsaved: list[tuple[Finished, Header, tuple[int, ...] | None]] = []
         self._early: dict[int, dict[bytes, tuple[int, Signed]]] = {}
+        self._ahead: dict[int, tuple[int, Finished]] = {}
         self._questions = 0
         self._in_round = False
         self._round = self._new_round()
@@ -196,7 +197,7 @@ class Player:
 
     def held(self) -> int:
         """How many messages of peers are in memory: bounded, whatever they send."""
-        return self._round.size() + sum(map(len, self._early.values()))
+        return self._round.size() + sum(map(len, self._early.values())) + len(self._ahead)
 
     def holds(self, role: Role) -> bool:
         """Whether this worker was drawn for a role of this round (`P` or `V`)."""
@@ -449,9 +450,20 @@ class Player:
             self._reject(peer, Fault.STALE)
         elif header.round > self.round:
             self._catchup.claim(header.round + 1)
+            if header.round < self.round + self._desk.limits.blocks_per_answer:
+                self._ahead[header.round] = (peer, finished)
             self._ask(peer)
         else:
             self._check_finished(peer, header, certificate)
+            self._take_ahead()
+
+    def _take_ahead(self) -> None:
+        """Rounds whose certificates came out of order, nobody has checked them yet."""
+        while self.round in self._ahead:
+            peer, finished = self._ahead.pop(self.round)
+            self._check_finished(peer, read_header(finished.header), finished.certificate)
+        for past in [number for number in self._ahead if number < self.round]:
+            del self._ahead[past]
 
     def _check_finished(self, peer: int, header: Header, certificate: Bundle) -> None:
         desk = self._desk
