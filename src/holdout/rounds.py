@@ -89,8 +89,8 @@ class RoundRecord:
     proposers: Sequence[int]
     voters: Sequence[int]
     byzantine_workers: Sequence[int]
-    byzantine_proposers: int
-    byzantine_voters: int
+    byzantine_proposers: int | None
+    byzantine_voters: int | None
     byzantine_selected: int | None
     ballots: Sequence[Sequence[int] | None] | None
     selection: Sequence[int] | None
@@ -131,7 +131,9 @@ def _read(update: object, dimension: int) -> Tensor | ProposalFault:
         return ProposalFault.MISSHAPEN
     # Only then: what float64 holds may be too large for float32.
     numbers = update.detach().float()
-    return numbers if numbers.isfinite().all() else ProposalFault.NOT_FINITE
+    # The sum is finite only if all are, and quick; finite numbers whose sum is not are rare.
+    finite = numbers.sum().isfinite() or numbers.isfinite().all()
+    return numbers if finite else ProposalFault.NOT_FINITE
 
 
 def bound_updates(
@@ -206,7 +208,7 @@ def apply_rule(admitted: AdmittedProposals, rule: Rule, *, name: str, f: int) ->
     ids = list(admitted.valid)
     return Decision(
         Outcome.STEP,
-        update=mean(updates[chosen], f=0),
+        update=mean(updates if len(chosen) == len(updates) else updates[chosen], f=0),
         selection=tuple(sorted(ids[i] for i in chosen)),
     )
 

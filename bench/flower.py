@@ -1,0 +1,110 @@
+"""HoldOut SGD on Flower: a round's latency on a real deployment, and a voter's scoring.
+
+The deployment is a SuperLink and eight SuperNodes as processes of this machine, with TLS and
+authentication, running `flower_app`: four nodes propose and four vote, without any work.
+"""
+
+import importlib.util
+import json
+import sys
+import tempfile
+from fractions import Fraction
+from pathlib import Path
+from types import ModuleType
+
+import torch
+from flwr.app import ArrayRecord, ConfigRecord, Message
+from flwr.supercore.task_identity import TaskIdentity
+
+from bench.measure import Row, seconds
+from holdout.flower import vote
+from holdout.flower.records import Layout, VoteCall
+from holdout.learning import models
+from holdout.learning.scoring import sample_losses
+from holdout.voting import Terms
+
+ROOT = Path(__file__).resolve().parent.parent
+APP = ROOT / "bench" / "flower_app"
+DEPLOY = ROOT / "examples" / "flower-mnist" / "deploy.py"
+NODES = 8
+RUN_SECONDS = 900.0
+
+
+def rows() -> list[Row]:
+    """A round's latency, the payload's share of a vote, the client's share of scoring."""
+    times = _deployed_times()
+    scoring = _scoring_times()
+    return [
+        Row(
+            "Flower, 4 + 4 nodes, no work: two stock phases / our round",
+            times["stock"] / times["ours"],
+            1 / 0.8,
+        ),
+        Row(
+            "Flower, vote phase: without payload / with 30 x 79,510 floats",
+            times["small vote"] / times["large vote"],
+            1 / 1.2,
+        ),
+        Row(
+            "Flower, 30 MLPs on 2,000 samples: in-process scorer / client's vote",
+            scoring["in process"] / scoring["client"],
+            1 / 1.2,
+        ),
+    ]
+
+
+def _deployed_times() -> dict[str, float]:
+    deploy = _load(DEPLOY)
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        out = folder / "times.json"
+        # The server's app takes its times with `bench.measure`.
+        with deploy.deployed(folder, NODES, {"PYTHONPATH": str(ROOT)}) as deployment:
+            deployment.flwr(
+                "run", str(APP), "deployment", "--run-config", f'out="{out}" nodes={NODES}'
+            )
+            deployment.wait(out.exists, "the last time", RUN_SECONDS)
+            times: dict[str, float] = json.loads(out.read_text("utf-8"))
+            return times
+
+
+def _scoring_times() -> dict[str, float]:
+    generator = torch.Generator().manual_seed(1)
+    model = models.build(models.MODELS["mlp"], (1, 28, 28), 10, seed=2)
+    record = ArrayRecord(model.state_dict())
+    layout = Layout.of(record)
+    current = layout.flatten(record)
+    noise = 0.01 * torch.randn(30, len(current), generator=generator)
+    stacked = torch.cat([current[None], current + noise])
+    x = torch.randn(2000, 1, 28, 28, generator=generator)
+    y = torch.randint(0, 10, (2000,), generator=generator)
+    call = VoteCall(
+        layout=layout,
+        stacked=stacked,
+        terms=Terms(Fraction(33, 100)),
+        round=1,
+        holdout_samples=None,
+        others={},
+        config=ConfigRecord(),
+        array_key="arrays",
+        config_key="config",
+    )
+    # Outside of a Flower process nobody has said who writes messages.
+    TaskIdentity.task_id = TaskIdentity.run_id = TaskIdentity.node_id = 1
+    message = Message(call.content(), dst_node_id=2, message_type="evaluate.vote")
+    return seconds(
+        {
+            "in process": lambda: sample_losses(model, stacked, x, y),
+            "client": lambda: vote(message, model=model, x=x, y=y),
+        }
+    )
+
+
+def _load(path: Path) -> ModuleType:
+    spec = importlib.util.spec_from_file_location("flower_mnist_deploy", path)
+    if spec is None or spec.loader is None:
+        raise ImportError(f"{path} cannot be loaded")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module

@@ -1,0 +1,1 @@
+"""The app that `bench/flower.py` deploys."""

@@ -1,0 +1,103 @@
+"""Times rounds and votes on a real deployment, in turns, and leaves the medians in a file."""
+
+import json
+import time
+from collections.abc import Iterator
+from fractions import Fraction
+from pathlib import Path
+
+import numpy as np
+import torch
+from bench.measure import seconds
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordDict
+from flwr.serverapp import Grid, ServerApp
+
+from holdout.flower import HoldOut
+from holdout.flower.exchange import PollingGrid, exchange
+from holdout.flower.records import Layout, VoteCall
+from holdout.voting import Terms
+
+HALF = 4
+CANDIDATES, WEIGHTS = 30, 79_510
+TIMEOUT = 120.0
+
+app = ServerApp()
+
+
+@app.main()
+def main(grid: Grid, context: Context) -> None:
+    """Take all times; `out` appears when they are complete."""
+    config = context.run_config
+    while len(list(grid.get_node_ids())) < int(config["nodes"]):
+        time.sleep(0.1)
+    nodes = sorted(grid.get_node_ids())
+    times = seconds(
+        {
+            "stock": lambda: _stock_round(grid, nodes),
+            "ours": lambda: _our_round(grid),
+            "small vote": lambda: _vote(grid, nodes[:HALF], 1, 1),
+            "large vote": lambda: _vote(grid, nodes[:HALF], CANDIDATES, WEIGHTS),
+        },
+        repetitions=int(config["repetitions"]),
+    )
+    out = Path(str(config["out"]))
+    out.with_suffix(".partial").write_text(json.dumps(times), "utf-8")
+    out.with_suffix(".partial").rename(out)
+
+
+def _stock_round(grid: Grid, nodes: list[int]) -> None:
+    """Two phases as Flower runs them: half of the nodes train, the others evaluate."""
+    for message_type, half in (("train", nodes[:HALF]), ("evaluate", nodes[HALF:])):
+        content = RecordDict({"arrays": _arrays(), "config": ConfigRecord()})
+        messages = [Message(content, dst_node_id=n, message_type=message_type) for n in half]
+        _expect(list(grid.send_and_receive(messages, timeout=TIMEOUT)), HALF)
+
+
+def _our_round(grid: Grid) -> None:
+    """Propose and vote; the strategy polls by itself."""
+    strategy = HoldOut(
+        num_proposers=HALF,
+        num_voters=HALF,
+        propose_timeout=TIMEOUT,
+        vote_timeout=TIMEOUT,
+        fraction_evaluate=0.0,
+    )
+    polling = PollingGrid(grid, {})
+    asked = strategy.configure_train(1, _arrays(), ConfigRecord(), polling)
+    replies = polling.send_and_receive(asked, timeout=TIMEOUT)
+    _, metrics = strategy.aggregate_train(1, replies)
+    if metrics is None or metrics["holdout-ballots-accepted"] != HALF:
+        raise RuntimeError(f"a round on an idle deployment went wrong: {metrics}")
+
+
+def _vote(grid: Grid, voters: list[int], candidates: int, weights: int) -> None:
+    """A vote on so many candidates of so many weights, each voter in its own order."""
+    arrays = ArrayRecord({"w": Array(np.zeros(weights, np.float32))})
+    rows = torch.randn(candidates + 1, weights)
+
+    def calls() -> Iterator[Message]:
+        for node in voters:
+            call = VoteCall(
+                layout=Layout.of(arrays),
+                stacked=rows[torch.randperm(len(rows))],
+                terms=Terms(Fraction(1, 3)),
+                round=1,
+                holdout_samples=None,
+                others={},
+                config=ConfigRecord(),
+                array_key="arrays",
+                config_key="config",
+            )
+            yield Message(call.content(), dst_node_id=node, message_type="evaluate.vote")
+
+    _expect(exchange(grid, calls(), timeout=TIMEOUT), len(voters))
+
+
+def _arrays() -> ArrayRecord:
+    # Never the same twice: the SuperLink keeps objects that it has seen.
+    return ArrayRecord({"w": Array(np.random.default_rng().random(10).astype(np.float32))})
+
+
+def _expect(replies: list[Message], count: int) -> None:
+    if len(replies) != count or any(reply.has_error() for reply in replies):
+        raise RuntimeError(f"{count} replies were to come; got {replies}")

@@ -1,0 +1,87 @@
+"""A real deployment: SuperLink and six SuperNodes as processes on loopback, TLS and authentication.
+
+Two nodes are Byzantine; in the second round one hangs and one is killed while it works. Who is
+drawn for what is up to the ids that the SuperLink gives out, so what is expected follows the draw.
+"""
+
+import json
+import math
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from flower_grid import load_deploy
+
+from holdout.experiments.report import write_report
+from holdout.results import read_run
+
+APP = Path(__file__).resolve().parent / "testdata"
+NODES = 6
+LIARS, KILLED, HANGING = (0, 1), 2, 3
+FAULTS = {"missing", "unavailable", "error", "unreadable", "not-finite"}
+
+
+def partitions(folder):
+    """The partition of each node, by the node's number in the results."""
+    numbers = {
+        node: int(n) for n, node in json.loads((folder / "run/nodes.json").read_text()).items()
+    }
+    held = {n: (folder / f"partition-{n}").read_text("utf-8") for n in range(NODES)}
+    return {numbers[node]: partition for partition, node in held.items()}
+
+
+@pytest.mark.slow
+def test_liars_a_killed_node_and_a_hanging_one_stop_nobody(tmp_path):
+    deploy = load_deploy()
+    with deploy.deployed(tmp_path, NODES) as deployment:
+        settings = f'folder="{tmp_path}" nodes={NODES} timeout=30.0'
+        deployment.flwr("run", str(APP), "deployment", "--run-config", settings)
+        asked, finished = tmp_path / f"asked-{KILLED}", tmp_path / "finished.json"
+        # A voter is not asked in a round that has nothing to vote on.
+        deployment.wait(lambda: asked.exists() or finished.exists(), "the node to be killed", 200)
+        deployment.kill(f"node-{KILLED}")
+        deployment.wait(finished.exists, "the end of the run", 240)
+        processes = list(deployment.processes.values())
+    assert all(process.poll() is not None for process in processes)
+    assert deployment.stragglers() == []
+
+    outcome = json.loads(finished.read_text("utf-8"))
+    assert "error" not in outcome
+    # Nobody proposes anything but half of the way to 1, or what is thrown out.
+    (weight,) = set(outcome["weights"])
+    assert any(math.isclose(weight, way, abs_tol=1e-5) for way in (0.0, 0.5, 0.75))
+
+    run = read_run(tmp_path / "run")
+    assert [line["round"] for line in run.rounds] == [1, 2]
+    rejected = [Counter(line["rejected_proposals"]) for line in run.rounds]
+    for total, line in zip(rejected, run.rounds, strict=True):
+        total.update(line["rejected_ballots"])
+        assert (len(line["proposers"]), len(line["voters"])) == (3, 3)
+        assert set(total) <= FAULTS
+    first, second = run.rounds
+    # Both liars are drawn: they propose junk and NaN, or crash in place of voting.
+    assert rejected[0].total() >= 2
+    if "missing" not in rejected[0]:  # On a very busy machine somebody may have been late.
+        held = partitions(tmp_path)
+        honest_voters = sum(held[voter] not in LIARS for voter in first["voters"])
+        assert first["outcome"] == ("step" if honest_voters >= 2 else "empty-selection")
+        assert rejected[0].total() == 2
+    # Then the killed and the hanging one do not answer either.
+    voted = second["outcome"] != "no-proposals"
+    assert rejected[1].total() >= (4 if voted else 3)
+    assert rejected[1]["missing"] + rejected[1]["unavailable"] >= 1
+    write_report(tmp_path / "run")
+
+
+@pytest.mark.slow
+def test_a_node_whose_key_is_not_registered_is_not_let_in(tmp_path):
+    deploy = load_deploy()
+    deployment = deploy.Deployment(tmp_path)
+    try:
+        deployment.start_link()
+        deploy.make_node_key(tmp_path / "node-0")
+        deployment.start_node(0, 1)
+        deployment.processes["node-0"].wait(timeout=120)
+    finally:
+        deployment.stop()
+    assert "Failed to activate SuperNode" in deployment.log("node-0")

@@ -1,0 +1,56 @@
+"""Two liars, one that will be killed, one that will hang, honest ones: by the partition."""
+
+import time
+from pathlib import Path
+
+import numpy as np
+from flwr.app import Array, ArrayRecord, Context, Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
+
+from holdout.flower import vote_mod
+
+JUNK, NAN, KILLED, HANGING = range(4)
+LONG = 600.0
+
+app = ClientApp()
+
+
+@app.train()
+def train(message: Message, context: Context) -> Message:
+    """Half of the way to 1."""
+    number = take_part(message, context)
+    arrays = message.content["arrays"]
+    values = {name: np.float32(0.5 + 0.5 * array.numpy()) for name, array in arrays.items()}
+    trained = {name: Array(value) for name, value in values.items()}
+    if number == NAN:
+        trained = {name: Array(np.full_like(value, np.nan)) for name, value in values.items()}
+    if number == JUNK:
+        trained = {
+            name: Array(a.dtype, tuple(a.shape), a.stype, b"?") for name, a in arrays.items()
+        }
+    metrics = MetricRecord({"train_loss": 1.0, "num-examples": 10})
+    content = RecordDict({"arrays": ArrayRecord(trained), "metrics": metrics})
+    return Message(content, reply_to=message)
+
+
+@app.evaluate("vote", mods=[vote_mod])
+@app.evaluate()
+def evaluate(message: Message, context: Context) -> Message:
+    """The squared distance to 1."""
+    number = take_part(message, context)
+    if number in {JUNK, NAN}:
+        raise RuntimeError("this voter crashes")
+    weights = np.concatenate([a.numpy().ravel() for a in message.content["arrays"].values()])
+    metrics = {"eval_loss": float(((weights - 1) ** 2).mean()), "num-examples": 10}
+    return Message(RecordDict({"metrics": MetricRecord(metrics)}), reply_to=message)
+
+
+def take_part(message: Message, context: Context) -> int:
+    """The partition's number; from round 2 on two of them come no further than this."""
+    number = int(context.node_config["partition-id"])
+    folder = Path(str(context.run_config["folder"]))
+    (folder / f"partition-{number}").write_text(str(context.node_id), "utf-8")
+    if number in {KILLED, HANGING} and message.content["config"]["server-round"] > 1:
+        (folder / f"asked-{number}").touch()
+        time.sleep(LONG)
+    return number

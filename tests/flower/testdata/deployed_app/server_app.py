@@ -1,0 +1,43 @@
+"""Waits for every node, runs the rounds, and leaves what came out in a file."""
+
+import json
+import time
+from pathlib import Path
+
+import numpy as np
+from flwr.app import Array, ArrayRecord, Context
+from flwr.serverapp import Grid, ServerApp
+
+from holdout.flower import HoldOut
+
+app = ServerApp()
+
+
+@app.main()
+def main(grid: Grid, context: Context) -> None:
+    """Write `finished.json`, also if something was raised."""
+    config = context.run_config
+    folder = Path(str(config["folder"]))
+    outcome: dict[str, object] = {}
+    try:
+        while len(list(grid.get_node_ids())) < int(config["nodes"]):
+            time.sleep(0.1)
+        strategy = HoldOut(
+            fraction_train=0.5,
+            propose_timeout=float(config["timeout"]),
+            vote_timeout=float(config["timeout"]),
+            min_ballots=1,
+            fraction_evaluate=0.0,
+            run_folder=folder / "run",
+            seed=0,
+        )
+        start = ArrayRecord({"w": Array(np.zeros((3, 5), np.float32))})
+        result = strategy.start(grid, start, num_rounds=int(config["rounds"]))
+        outcome["weights"] = result.arrays["w"].numpy().ravel().tolist()
+    except Exception as error:
+        outcome["error"] = f"{type(error).__name__}: {error}"
+        raise
+    finally:
+        partial = folder / "finished.partial"
+        partial.write_text(json.dumps(outcome), "utf-8")
+        partial.rename(folder / "finished.json")
