@@ -4,14 +4,18 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+BENCH := .venv-bench
 
 # See holdout/__main__.py: without this, two busy processes on shared cores crawl.
 export OMP_WAIT_POLICY ?= PASSIVE
 
-.PHONY: run test check format bench readme soak clean
+.PHONY: run run-decentralized test check format bench readme results soak fuzz clean
 
 run: $(READY)  ## The demo: HoldOut SGD against Krum and others, under attack, offline.
 	$(BIN)/holdout run
+
+run-decentralized: $(READY)  ## The same without a server: 40 workers agree on every model; 12 of them lie.
+	$(BIN)/holdout run src/holdout/experiments/decentralized.toml
 
 test: $(READY)  ## Everything CI runs: lint, types, import contracts, all tests.
 	@$(MAKE) --no-print-directory lint
@@ -32,16 +36,34 @@ format: $(READY)
 	$(BIN)/ruff format
 	$(BIN)/ruff check --fix
 
-bench: $(READY)  ## Speed, as ratios within one run; writes bench/results.json.
-	$(BIN)/python -m bench.run
+bench: $(BENCH)/.ready  ## Speed, as ratios within one run; writes bench/results.json, growth.png.
+	$(BENCH)/bin/python -m bench.run
+
+# ByzFL comes without what it depends on: torchvision would pull gigabytes and does not load beside
+# a torch for CPUs. The rest is ours, and bench/stand_ins.
+$(BENCH)/.ready: $(READY)
+	$(PYTHON) -m venv $(BENCH)
+	$(BENCH)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps byzfl==0.0.11
+	$(BIN)/python -m bench.environment $(BENCH)
+	touch $@
 
 readme: $(READY)  ## The README's table: the demo with ten seeds (about ten minutes).
 	rm -rf runs/readme
 	$(BIN)/holdout run --set experiment.seeds='[0,1,2,3,4,5,6,7,8,9]' --out runs/readme
 	$(BIN)/python tools/readme_table.py runs/readme
 
+results: $(READY)  ## What docs/paper.md and docs/robustness.md report; long, stop and go on anytime.
+	$(BIN)/python tools/paper_queue.py --data $(or $(DATA),$(error DATA=folder with mnist and cifar10)) --runs runs/paper
+	$(BIN)/python tools/paper_results.py runs/paper
+	$(BIN)/python tools/paper_tables.py
+	$(BIN)/python tools/paper_figures.py
+
 soak: $(READY)  ## Long end-to-end tests, many seeds.
 	$(BIN)/python -m pytest -q -n auto --soak
+
+fuzz: $(READY)  ## A minute of coverage-guided fuzzing of what peers send.
+	mkdir -p build/fuzz
+	$(BIN)/python tests/fuzz/fuzz_decode.py build/fuzz -max_total_time=60 -rss_limit_mb=1500 -artifact_prefix=build/
 
 # The constraints pin every version; torch above all, whose newest build pulls gigabytes.
 $(READY): pyproject.toml constraints.txt
@@ -50,5 +72,5 @@ $(READY): pyproject.toml constraints.txt
 	touch $@
 
 clean:
-	rm -rf $(VENV) build dist
+	rm -rf $(VENV) $(BENCH) build dist
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

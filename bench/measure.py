@@ -13,6 +13,7 @@ class Row:
     name: str
     ratio: float
     target: float
+    note: str = ""
 
     @property
     def met(self) -> bool:

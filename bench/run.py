@@ -13,17 +13,20 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from bench import rounds, scoring
+from bench import agreement, flower, growth, peers, rounds, rules, scoring, training, votes
 from bench.measure import Row
 
-MODULES = (scoring, rounds)
+MODULES = (scoring, votes, rounds, growth, agreement, flower)
+PEERS = (training, rules)
+"""Beside ByzFL and Flower, where those are installed: `make bench` does that."""
 RESULTS = Path(__file__).with_name("results.json")
 CPUINFO = Path("/proc/cpuinfo")
 
 
 def main() -> None:
     """Reports; a missed target on a busy machine is no error."""
-    rows = [row for module in MODULES for row in module.rows()]
+    modules = MODULES + (PEERS if peers.available() else ())
+    rows = [row for module in modules for row in module.rows()]
     where = machine()
     Console(width=110).print(_table(rows, where))
     results = {"machine": where, "rows": [asdict(row) | {"met": row.met} for row in rows]}
@@ -54,7 +57,8 @@ def _table(rows: list[Row], where: dict[str, str | int]) -> Table:
     table = Table("what", "ratio", "target", "", title="Speed", caption=caption)
     for row in rows:
         outcome = "[green]met[/]" if row.met else "[red]missed[/]"
-        table.add_row(row.name, f"{row.ratio:.2f}", f"{row.target:.2f}", outcome)
+        what = f"{row.name}\n  {row.note}" if row.note else row.name
+        table.add_row(what, f"{row.ratio:.2f}", f"{row.target:.2f}", outcome)
     return table
 
 

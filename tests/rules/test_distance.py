@@ -9,8 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from holdout.rules import (
+    RULES,
     bulyan,
     bulyan_choice,
+    distance,
     krum,
     krum_choice,
     multi_krum,
@@ -187,3 +189,46 @@ def test_distances_that_overflow_float64_count_as_infinite():
     updates[2] = 1e300
     assert np.isinf(np.delete(squared_distances(updates)[2], 2)).all()
     assert krum_choice(updates, f=1) != 2
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    n=st.integers(5, 31),
+    d=st.integers(1, 3000),
+    offset=st.sampled_from([0.0, 1.0, 100.0]),
+    copies=st.integers(0, 4),
+    size=st.sampled_from([1.0, 1e4, 1e30, float("nan")]),
+    seed=st.integers(0, 999),
+)
+def test_bounds_in_float32_choose_as_float64_does(n, d, offset, copies, size, seed):  # noqa: PLR0917
+    generator = torch.Generator().manual_seed(seed)
+    updates = torch.randn(n, d, generator=generator) + offset * torch.randn(d, generator=generator)
+    updates[: min(copies, n - 1)] = updates[0].clone()
+    updates[n // 2] *= size
+    f = (n - 3) // 2
+    exact = distance.squared_distances(updates)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(distance, "_ROUGH_LEAST", 0)
+        assert distance.krum_choice(updates, f=f) == distance.krum_index(exact, f=f)
+        chosen = distance.multi_krum_choice(updates, f=f)
+        assert chosen == distance.multi_krum_indices(exact, f=f)
+        rough = distance._rough_scores(updates, neighbours=n - f - 2)
+    if rough is not None:
+        scores = distance._scores(exact, neighbours=n - f - 2)
+        assert (rough[0] <= scores * (1 + 1e-12)).all()
+        assert (scores <= rough[1] * (1 + 1e-12)).all()
+
+
+def test_the_number_of_threads_changes_no_bit():
+    updates = torch.randn(9, 100_003, generator=torch.Generator().manual_seed(0))
+    before = torch.get_num_threads()
+    try:
+        found = []
+        for threads in (1, 2, 3):
+            torch.set_num_threads(threads)
+            found.append([rule(updates, f=1) for rule in RULES.values()])
+    finally:
+        torch.set_num_threads(before)
+    for others in found[1:]:
+        for one, other in zip(found[0], others, strict=True):
+            assert torch.equal(one, other)

@@ -22,6 +22,8 @@ from holdout.rules.distance import (
     multi_krum_indices,
 )
 
+BLOCK = 1 << 13  # Coordinates judged at a time, in the cache; often some decide for all.
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Line:
@@ -131,11 +133,21 @@ def _is_near_median(ordered: Tensor, lie: Tensor, copies: int, nearest: int) -> 
 
     `ordered` are the honest values, sorted in each coordinate.
     """
-    n = len(ordered) + copies
-    low, high = (_at_place(ordered, lie, copies, place) for place in ((n - 1) // 2, n // 2))
-    median = (low + high) / 2
-    nearer = ((ordered - median).abs() < (lie - median).abs()).sum(dim=0)
-    return 2 * int((nearer < nearest).sum()) >= len(lie)
+    if len(ordered) < nearest:
+        return True  # Too few honest values to leave the lie out, wherever it is.
+    n, d = len(ordered) + copies, len(lie)
+    kept = 0
+    for start in range(0, d, BLOCK):
+        part, own = ordered[:, start : start + BLOCK], lie[start : start + BLOCK]
+        low, high = (_at_place(part, own, copies, place) for place in ((n - 1) // 2, n // 2))
+        median = (low + high) / 2
+        nearer = ((part - median).abs() < (own - median).abs()).sum(dim=0)
+        kept += int((nearer < nearest).sum())
+        if 2 * kept >= d:
+            return True
+        if 2 * (kept + d - min(start + BLOCK, d)) < d:
+            return False
+    return False
 
 
 def _at_place(ordered: Tensor, lie: Tensor, copies: int, place: int) -> Tensor:

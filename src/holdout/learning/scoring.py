@@ -5,8 +5,10 @@ of the shared input with the candidates' stacked weights. Later inputs differ; t
 run as one batched product, convolutions as one with a group for each candidate. Samples are taken
 in blocks whose activations stay in the cache.
 
-Where candidates are combinations of a few directions (a line search), the first layer, being linear
-in its weights, is applied once to each direction, and the outputs are combined instead.
+Where candidates are combinations of a few directions (a line search), a first layer that is a
+matrix product is applied once to each direction, and the outputs are combined instead. (For a
+convolution with few inputs, combining is no less work than computing.) Samples that are mostly
+background may come as `Sparse` ones, of which that first product is much cheaper.
 
 Activations of m candidates on n samples are (m, width, n) after a linear layer and
 (n, m * channels, height, width), channels last in memory, after a convolution.
@@ -22,6 +24,7 @@ from torch.func import functional_call
 from holdout.errors import MisuseError
 from holdout.learning import layers, threads, vector
 from holdout.learning.layers import Affine, Step
+from holdout.learning.sparse import Sparse, Table
 
 # Floats in a block's widest activations: 8 MB measured best with caches of 1 MB (L2), 32 MB (L3).
 BLOCK_FLOATS = 1 << 21
@@ -30,9 +33,12 @@ BLOCK_SAMPLES_UNIT = 16
 BLOCK_SAMPLES_GENERAL = 250
 # Floats of candidates handled at once, so that memory stays bounded however many there are.
 CHUNK_FLOATS = 1 << 24
+# Floats of the first layer's outputs kept for a line search on some samples: 32 MB.
+KEPT_FLOATS = 1 << 23
 
-Head = Callable[[Tensor], Tensor]
-"""From the shared input to all candidates' outputs of the first layer that has weights."""
+Samples = Tensor | Sparse
+Head = Callable[[slice], Tensor]
+"""From a block of the samples to all candidates' outputs of the first layer that has weights."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,20 +53,36 @@ class _Plan:
     def widest(self) -> int:
         return max(step.width for step in (self.first, *self.after) if isinstance(step, Affine))
 
+    @property
+    def takes_sparse(self) -> bool:
+        """Whether the samples come to a matrix product as they are."""
+        unchanged = all(isinstance(step.module, nn.Flatten | nn.Identity) for step in self.before)
+        return unchanged and isinstance(self.first.module, nn.Linear)
 
-def sample_losses(model: nn.Module, candidates: Tensor, x: Tensor, y: Tensor) -> Tensor:
+
+def takes_sparse(model: nn.Module, shape: tuple[int, ...]) -> bool:
+    """Whether scoring the model gains from samples of this shape coming as `Sparse` ones."""
+    plan = _plan(model, shape)
+    return plan is not None and plan.takes_sparse
+
+
+def sample_losses(model: nn.Module, candidates: Tensor, x: Samples, y: Tensor) -> Tensor:
     """The cross-entropy of each candidate on each sample, (m, s); what is NaN counts as +inf."""
     _check(model, candidates, x, y)
     losses = torch.empty(len(candidates), len(x))
-    plan = _plan(model, x)
+    plan = _plan(model, tuple(x.shape[1:]))
+    if isinstance(x, Sparse) and not (plan and plan.takes_sparse):
+        x = x.dense()
     with torch.no_grad():
         if plan is None:
-            _call(model, candidates, x, y, losses)
+            _call(model, candidates, x.dense() if isinstance(x, Sparse) else x, y, losses)
         else:
             for rows in _chunks(len(candidates), vector.dimension(model), plan.widest):
                 chunk = candidates[rows]
-                head = _direct(plan.first, chunk)
-                _run(plan, head, chunk[:, plan.first.stop :], x=x, y=y, losses=losses[rows])
+                # A large matrix product torch's own threads share better than ours.
+                apart = isinstance(x, Sparse) or isinstance(plan.first.module, nn.Conv2d)
+                later = chunk[:, plan.first.stop :]
+                _run(plan, _head(plan, chunk, x), later, y, losses[rows], apart=apart)
     return losses.nan_to_num_(nan=torch.inf, posinf=torch.inf)
 
 
@@ -69,66 +91,117 @@ def combination_losses(  # noqa: PLR0917
     weights: Tensor,
     directions: Tensor,
     coefficients: Tensor,
-    x: Tensor,
+    x: Samples,
     y: Tensor,
 ) -> Tensor:
     """`sample_losses` of the candidates weights + coefficients @ directions, (m, s)."""
-    base = torch.cat([weights.unsqueeze(0), directions])
-    _check(model, base, x, y)
-    if coefficients.shape[1:] != (len(directions),):
-        raise MisuseError(
-            f"each candidate needs a coefficient for each of {len(directions)} directions; "
-            f"got coefficients of shape {tuple(coefficients.shape)}"
-        )
-    plan = _plan(model, x)
-    losses = torch.empty(len(coefficients), len(x))
-    with torch.no_grad():
-        if plan is not None and _pays(plan.first, len(base), len(coefficients)):
-            try:
-                _combine(plan, base, coefficients, x=x, y=y, losses=losses)
-            except _OverflowError:
-                pass
-            else:
-                return losses.nan_to_num_(nan=torch.inf, posinf=torch.inf)
-        for rows in _chunks(len(coefficients), len(weights), 0):
-            candidates = torch.addmm(weights, coefficients[rows], directions)
-            losses[rows] = sample_losses(model, candidates, x, y)
-    return losses
+    return Combinations(model, weights, directions, x, y).losses(coefficients)
+
+
+class Combinations:
+    """The candidates weights + coefficients @ directions, tried on the same samples repeatedly.
+
+    What the first layer gives for each direction is kept, as long as that is not too much.
+    """
+
+    def __init__(
+        self, model: nn.Module, weights: Tensor, directions: Tensor, x: Samples, y: Tensor
+    ) -> None:
+        self._base = torch.cat([weights.unsqueeze(0), directions])
+        _check(model, self._base, x, y)
+        self._model, self._y = model, y
+        self._plan = _plan(model, tuple(x.shape[1:]))
+        if isinstance(x, Sparse) and not (self._plan and self._plan.takes_sparse):
+            x = x.dense()
+        self._x: Samples = x
+        self._outputs: Tensor | None = None
+
+    def losses(self, coefficients: Tensor) -> Tensor:
+        """`sample_losses` of the candidates, (m, s)."""
+        weights, directions = self._base[0], self._base[1:]
+        if coefficients.shape[1:] != (len(directions),):
+            raise MisuseError(
+                f"each candidate needs a coefficient for each of {len(directions)} directions; "
+                f"got coefficients of shape {tuple(coefficients.shape)}"
+            )
+        losses = torch.empty(len(coefficients), len(self._y))
+        plan = self._plan
+        with torch.no_grad():
+            if plan is not None and _pays(plan.first, len(self._base), len(coefficients)):
+                try:
+                    self._combine(plan, coefficients, losses)
+                except _OverflowError:
+                    pass
+                else:
+                    return losses.nan_to_num_(nan=torch.inf, posinf=torch.inf)
+            for rows in _chunks(len(coefficients), len(weights), 0):
+                candidates = torch.addmm(weights, coefficients[rows], directions)
+                losses[rows] = sample_losses(self._model, candidates, self._x, self._y)
+        return losses
+
+    def _combine(self, plan: _Plan, coefficients: Tensor, losses: Tensor) -> None:
+        mix = torch.cat([torch.ones(len(coefficients), 1), coefficients], dim=1)
+        later = self._base[:, plan.first.stop :]
+        apply = self._first_layer(plan)
+        for rows in _chunks(len(mix), later.shape[1], plan.widest):
+
+            def head(block: slice, shares: Tensor = mix[rows]) -> Tensor:
+                z = apply(block)
+                # Times a coefficient of zero, infinity would be NaN where the candidate is fine.
+                # (A sum of finite numbers may overflow too: the long way is then for nothing.)
+                if not z.sum().isfinite():
+                    raise _OverflowError
+                return (shares @ z.flatten(1)).view(len(shares), *z.shape[1:]).transpose(1, 2)
+
+            _run(plan, head, mix[rows] @ later, self._y, losses[rows])
+
+    def _first_layer(self, plan: _Plan) -> Head:
+        """What the first layer gives for each direction, (directions, block, outputs)."""
+        if self._outputs is not None:
+            outputs = self._outputs
+            return lambda block: outputs[:, block]
+        first, count = _head(plan, self._base, self._x), len(self._base)
+        if count * len(self._y) * plan.first.width > KEPT_FLOATS:
+            return lambda block: first(block).transpose(1, 2)
+        kept = torch.empty(count, len(self._y), plan.first.width)
+
+        def fill(block: slice) -> None:
+            with torch.no_grad():
+                kept[:, block] = first(block).transpose(1, 2)
+
+        threads.run_all(fill, _blocks(len(self._y), count * plan.first.width))
+        self._outputs = kept
+        return lambda block: kept[:, block]
 
 
 class _OverflowError(Exception):
     """A direction alone leaves the floats' range, though its combinations may not."""
 
 
-def _combine(
-    plan: _Plan, base: Tensor, coefficients: Tensor, *, x: Tensor, y: Tensor, losses: Tensor
-) -> None:
-    first = plan.first
-    mix = torch.cat([torch.ones(len(coefficients), 1), coefficients], dim=1)
-    later = base[:, first.stop :]
-    apply = _direct(first, base)
-    for rows in _chunks(len(mix), later.shape[1], plan.widest):
-        combine = _mixer(first, mix[rows])
-
-        def head(h: Tensor, combine: Head = combine) -> Tensor:
-            z = apply(h)
-            # Times a coefficient of zero, infinity would be NaN where the candidate is fine.
-            if not z.isfinite().all():
-                raise _OverflowError
-            return combine(z)
-
-        _run(plan, head, mix[rows] @ later, x=x, y=y, losses=losses[rows])
-
-
 def _pays(first: Affine, directions: int, candidates: int) -> bool:
     """Whether combining outputs is less work than computing each candidate's own."""
     fan_in = first.module.weight[0].numel()
-    # The channels of images are mixed by a matrix that is mostly zero.
-    zeros = first.module.out_channels if isinstance(first.module, nn.Conv2d) else 1
-    return directions < candidates and directions * zeros < fan_in
+    return isinstance(first.module, nn.Linear) and directions < min(candidates, fan_in)
 
 
-def _direct(first: Affine, vectors: Tensor) -> Head:
+def _head(plan: _Plan, vectors: Tensor, x: Samples) -> Head:
+    """The first layer of all vectors, on blocks of the samples."""
+    if isinstance(x, Sparse):
+        sparse = x
+        table = Table(plan.first.weight(vectors), plan.first.bias(vectors), x.background)
+        return lambda block: table(sparse.block(block))
+    dense, first = x, _direct(plan.first, vectors)
+
+    def head(block: slice) -> Tensor:
+        h = dense[block]
+        for step in plan.before:
+            h = layers.apply(step.module, h)
+        return first(h)
+
+    return head
+
+
+def _direct(first: Affine, vectors: Tensor) -> Callable[[Tensor], Tensor]:
     """The first layer of all vectors as one layer of so many times the outputs."""
     weight = first.weight(vectors).flatten(0, 1)
     bias = first.bias(vectors)
@@ -143,33 +216,23 @@ def _direct(first: Affine, vectors: Tensor) -> Head:
     return lambda h: torch.addmm(bias, h, weight.t()).view(shape).permute(1, 2, 0)
 
 
-def _mixer(first: Affine, mix: Tensor) -> Head:
-    """From the first layer's outputs for each direction to those for each candidate."""
-    if isinstance(first.module, nn.Linear):
-        return lambda z: (mix @ z.flatten(1)).view(len(mix), *z.shape[1:])
-    matrix = torch.kron(mix.t().contiguous(), torch.eye(first.module.out_channels))
-    return lambda z: (z.permute(0, 2, 3, 1) @ matrix).permute(0, 3, 1, 2)
-
-
-def _run(plan: _Plan, head: Head, later: Tensor, *, x: Tensor, y: Tensor, losses: Tensor) -> None:
+def _run(
+    plan: _Plan, head: Head, later: Tensor, y: Tensor, losses: Tensor, *, apart: bool = True
+) -> None:
     """Fills the losses of as many candidates as `later` has rows: their weights after the first."""
     tail = [_stacked(step, later, plan.first.stop) for step in plan.after]
 
     def fill(block: slice) -> None:
         with torch.no_grad():  # Of each thread its own.
-            h = x[block]
-            for step in plan.before:
-                h = layers.apply(step.module, h)
-            h = head(h)
+            h = head(block)
             for layer in tail:
                 h = layer(h)
             losses[:, block] = _cross_entropy_(h, y[block])
 
-    blocks = _blocks(len(x), len(later) * plan.widest)
-    if isinstance(plan.first.module, nn.Conv2d):
+    blocks = _blocks(len(y), len(later) * plan.widest)
+    if apart:
         threads.run_all(fill, blocks)
     else:
-        # Mostly one large matrix product, which torch's own threads share better.
         for block in blocks:
             fill(block)
 
@@ -226,8 +289,8 @@ def _call(model: nn.Module, candidates: Tensor, x: Tensor, y: Tensor, losses: Te
             row[block] = _cross_entropy_(logits.t().clone().unsqueeze(0), y[block])
 
 
-def _plan(model: nn.Module, x: Tensor) -> _Plan | None:
-    steps = layers.steps(model, tuple(x.shape[1:]))
+def _plan(model: nn.Module, shape: tuple[int, ...]) -> _Plan | None:
+    steps = layers.steps(model, shape)
     if steps is None:
         return None
     for i, step in enumerate(steps):
@@ -242,14 +305,15 @@ def _chunks(count: int, weights: int, widest: int) -> Iterator[slice]:
     return (slice(start, start + size) for start in range(0, count, size))
 
 
-def _check(model: nn.Module, candidates: Tensor, x: Tensor, y: Tensor) -> None:
+def _check(model: nn.Module, candidates: Tensor, x: Samples, y: Tensor) -> None:
     d = vector.dimension(model)
     if candidates.dim() != 2 or candidates.shape[1] != d:  # noqa: PLR2004
         raise MisuseError(f"candidates are (m, d) with d={d}; got shape {tuple(candidates.shape)}")
-    if candidates.dtype != torch.float32 or x.dtype != torch.float32 or y.dtype != torch.int64:
+    kind = x.values.dtype if isinstance(x, Sparse) else x.dtype
+    if candidates.dtype != torch.float32 or kind != torch.float32 or y.dtype != torch.int64:
         raise MisuseError(
             f"weights and samples are float32, labels int64; "
-            f"got {candidates.dtype}, {x.dtype}, {y.dtype}"
+            f"got {candidates.dtype}, {kind}, {y.dtype}"
         )
     if y.shape != x.shape[:1]:
         raise MisuseError(

@@ -14,7 +14,7 @@ from torch.func import functional_call
 from torch.nn import functional as F  # noqa: N812
 
 from holdout.errors import MisuseError
-from holdout.learning import convolutions, layers, vector
+from holdout.learning import convolutions, layers, threads, vector
 from holdout.learning.layers import Affine, Step
 
 Batch = tuple[Tensor, Tensor]
@@ -141,10 +141,15 @@ def _flat_gradients(
 def _image_gradients(
     steps: Sequence[Step], weights: Tensor, batches: Sequence[Batch], rows: Tensor
 ) -> None:
-    """Batch after batch: at these sizes a convolution gains nothing from more images at once."""
+    """Batch by batch: at these sizes a convolution gains nothing from more images at once.
+
+    A thread takes whole batches, so that the outcome does not depend on how many threads there are.
+    """
     spans = [span for step in steps if isinstance(step, Affine) for span in step.spans()]
     rows.zero_()
-    for (x, y), row in zip(batches, rows, strict=True):
+
+    def fill(place: int) -> None:
+        (x, y), row = batches[place], rows[place]
         leaves = [weights[span].view(shape).requires_grad_() for span, shape in spans]
         for images, labels in zip(
             torch.split(x, IMAGE_BLOCK), torch.split(y, IMAGE_BLOCK), strict=True
@@ -155,3 +160,5 @@ def _image_gradients(
                 slopes = torch.autograd.grad(loss, leaves)
             for (span, shape), slope in zip(spans, slopes, strict=True):
                 row[span].view(shape).add_(slope)
+
+    threads.run_all(fill, range(len(batches)))

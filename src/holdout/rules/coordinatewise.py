@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from holdout.errors import InfeasibleError, MisuseError
+from holdout.rules.blocks import map_runs
 
 Array = npt.NDArray[np.floating[Any]]
 
@@ -114,17 +115,22 @@ def _by_blocks(updates: Tensor, summarise: Callable[[Array, Array], Array]) -> T
     """Apply `summarise(block, spare row)` to a scratch copy of each block of coordinates."""
     values: Array = updates.cpu().numpy()
     n, d = values.shape
+    width = min(d, _BLOCK)
     result = np.empty(d, dtype=values.dtype)
-    scratch = np.empty((n + 1, min(d, _BLOCK)), dtype=values.dtype)
-    # Inf - Inf and overflow come from liars and have a defined meaning here.
-    with np.errstate(invalid="ignore", over="ignore"):
-        for start in range(0, d, _BLOCK):
-            stop = min(start + _BLOCK, d)
-            block, spare = scratch[:n, : stop - start], scratch[n, : stop - start]
-            # `fmin` passes over NaN: this copies and reads NaN as +Inf in one go. The network's
-            # minimum would spread a NaN to other rows.
-            np.fmin(values[:, start:stop], np.inf, out=block)
-            result[start:stop] = summarise(block, spare)
+
+    def work(starts: range) -> None:
+        scratch = np.empty((n + 1, width), dtype=values.dtype)
+        # Inf - Inf and overflow come from liars and have a defined meaning here.
+        with np.errstate(invalid="ignore", over="ignore"):
+            for start in starts:
+                stop = min(start + width, d)
+                block, spare = scratch[:n, : stop - start], scratch[n, : stop - start]
+                # `fmin` passes over NaN: this copies and reads NaN as +Inf in one go. The network's
+                # minimum would spread a NaN to other rows.
+                np.fmin(values[:, start:stop], np.inf, out=block)
+                result[start:stop] = summarise(block, spare)
+
+    map_runs(work, d, width)
     return torch.from_numpy(result).to(updates.device)
 
 

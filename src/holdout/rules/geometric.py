@@ -2,8 +2,8 @@
 
 It lies in the span of the updates, so Weiszfeld's iteration need not touch the d coordinates: a
 point is `centre + Σ weights[i] (updates[i] - centre)`, and its distances follow from the n x n
-inner products. The centre is the coordinate-wise median, which no f rows can carry away: seen from
-there the honest rows are short vectors, and a huge one, whose weight is tiny, cancels nothing.
+inner products. The centre is an update that is near most others: seen from there the honest rows
+are short vectors, and a huge one, whose weight is tiny, cancels nothing.
 
 The iteration divides by distances, which fails on an update itself. So the updates are tested
 first: one is the answer exactly if the others pull at it, each with unit force, no harder than it
@@ -17,8 +17,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from holdout.rules.coordinatewise import admit, median
-from holdout.rules.distance import Matrix, centred_gram, distances_from_gram
+from holdout.rules.blocks import map_runs
+from holdout.rules.coordinatewise import admit
+from holdout.rules.distance import Matrix, central_row, centred_gram, distances_from_gram
 
 TOLERANCE = 1e-8
 """Iterate until the n unit forces leave less than n times this. The summed distance is then within
@@ -43,17 +44,17 @@ def geometric_median(updates: Tensor, *, f: int) -> Tensor:
     tensor([0.5000, 0.5000])
     """
     updates = admit("geometric-median", updates, f=f, least=2 * f + 1, bound="n > 2f")
-    centre = median(updates, f=f)
+    centre = central_row(updates)
+    if centre is None:
+        return torch.full_like(updates[0], torch.nan)
     gram = centred_gram(updates, centre)
     kept = np.flatnonzero(np.isfinite(gram.diagonal()))
-    if len(kept) == 0:
-        return torch.full_like(centre, torch.nan)
     rows = updates if len(kept) == len(updates) else updates[torch.from_numpy(kept)]
     gram = gram[np.ix_(kept, kept)]
     held = _update_of_least_sum(distances_from_gram(rows, gram))
     if held is not None:
         return rows[held].clone()
-    return _combined(rows, centre, torch.from_numpy(_weights(gram)).to(rows.device))
+    return _combined(rows, centre, _weights(gram))
 
 
 def _update_of_least_sum(distances: Matrix) -> int | None:
@@ -94,11 +95,16 @@ def _weights(gram: Matrix) -> Matrix:
     return weights
 
 
-def _combined(updates: Tensor, centre: Tensor, weights: Tensor) -> Tensor:
+def _combined(updates: Tensor, centre: Tensor, weights: Matrix) -> Tensor:
     """Return `centre + Σ weights[i] (updates[i] - centre)`, summed in float64."""
-    result = torch.empty_like(centre)
-    for start in range(0, len(centre), _BLOCK):
-        stop = start + _BLOCK
-        origin = centre[start:stop].double()
-        result[start:stop] = origin + weights @ (updates[:, start:stop].double() - origin)
-    return result
+    values, origin = updates.cpu().numpy(), centre.cpu().numpy()
+    result = np.empty_like(origin)
+    own = 1 - weights.sum()
+
+    def work(starts: range) -> None:
+        for start in starts:
+            block = slice(start, start + _BLOCK)
+            result[block] = weights @ values[:, block].astype(np.float64) + own * origin[block]
+
+    map_runs(work, len(origin), _BLOCK)
+    return torch.from_numpy(result).to(updates.device)

@@ -11,8 +11,9 @@ from holdout.attacks import Deployed, DeployedRule, Lie, View
 from holdout.errors import MisuseError, PluginError
 from holdout.ids import ProposalId
 from holdout.seeds import stream
-from holdout.simulation.booth import DeployedVote, Judges
+from holdout.simulation.booth import Judges
 from holdout.simulation.guard import describe, guard
+from holdout.simulation.rehearsal import DeployedVote
 from holdout.simulation.stage import Stage
 from holdout.voting import approve_count
 

@@ -132,7 +132,7 @@ class Stage:
                 worker = stand_ins[voter]
             if is_plain(worker):
                 (byzantine if voter in self.byzantine else honest)[voter] = worker
-        first_order = self.terms is not None and self.terms.first_order
+        terms = self.terms
         return Judges(
             honest,
             byzantine,
@@ -141,7 +141,8 @@ class Stage:
                 self.state.weights,
                 round_number=self.number,
                 learning_rate=self.learning_rate,
-                first_order=first_order,
+                first_order=terms is not None and terms.first_order,
+                with_current=terms is not None and terms.needs_current_loss,
             ),
         )
 

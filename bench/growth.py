@@ -1,0 +1,105 @@
+"""How the time of a round grows with N_p, N_c, m_c and d: fitted exponents and a small plot.
+
+The vote's work is proportional to each of the four; an exponent well above 1 would be a fault.
+"""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import matplotlib as mpl
+import numpy as np
+import torch
+from torch import nn
+
+from bench.measure import Row, seconds
+from holdout.experiments.plan import Own, make_plan
+from holdout.simulation.central import run_round
+from holdout.simulation.stage import first_state
+
+PLOT = Path(__file__).with_name("growth.png")
+SIZES: dict[str, Sequence[int]] = {
+    "N_p": (8, 16, 32, 64),
+    "N_c": (8, 16, 32, 64),
+    "m_c": (125, 250, 500, 1000),
+    "d": (20_000, 40_000, 80_000, 160_000),
+}
+USUAL = {"N_p": 16, "N_c": 16, "m_c": 500, "d": 80_000}
+INPUTS, CLASSES = 784, 10
+EXPONENT_MAX = 1.15
+"""More than 1 by what the measurement may be off."""
+
+
+def rows() -> list[Row]:
+    """One row for each quantity; the plot is written on the way."""
+    curves = {name: [_seconds(USUAL | {name: size}) for size in SIZES[name]] for name in SIZES}
+    exponents = {
+        name: float(np.polyfit(np.log(SIZES[name]), np.log(times), 1)[0])
+        for name, times in curves.items()
+    }
+    _plot(curves, exponents)
+    return [
+        Row(
+            f"a holdout round grows as {name}^{exponent:.2f}; 1.15 / exponent",
+            _share(exponent),
+            1.0,
+        )
+        for name, exponent in exponents.items()
+    ]
+
+
+def _share(exponent: float) -> float:
+    return EXPONENT_MAX / max(exponent, 0.01)
+
+
+def _seconds(sizes: dict[str, int]) -> float:
+    hidden = max(1, sizes["d"] // (INPUTS + CLASSES + 1))
+    generator = torch.Generator().manual_seed(0)
+    data = (
+        torch.randn(20_000, INPUTS, generator=generator),
+        torch.randint(0, CLASSES, (20_000,), generator=generator),
+        torch.randn(50, INPUTS, generator=generator),
+        torch.randint(0, CLASSES, (50,), generator=generator),
+    )
+
+    def factory(_shape: tuple[int, ...], classes: int) -> nn.Module:
+        return nn.Sequential(nn.Linear(INPUTS, hidden), nn.ReLU(), nn.Linear(hidden, classes))
+
+    config = {
+        "experiment": {
+            "rules": ["holdout"],
+            "baseline": False,
+            "rounds": 10**6,
+            "evaluate_every": 10**6,
+        },
+        "data": {"samples_per_worker": 1000, "normalise": False},
+        "federation": {
+            "workers": sizes["N_p"] + sizes["N_c"],
+            "proposers": sizes["N_p"],
+            "voters": sizes["N_c"],
+            "byzantine": 0,
+        },
+        "training": {"batch_size": 32},
+        "vote": {"samples": sizes["m_c"]},
+        "attack": {"name": "none"},
+    }
+    plan = make_plan(config, Own(data=data, model=factory))
+    curve, seed = plan.curves[0]
+    federation = plan.federation(curve, seed)
+    state = first_state(federation)
+    action: Callable[[], object] = lambda: run_round(federation, curve, state)  # noqa: E731
+    return seconds({"round": action}, repetitions=3)["round"]
+
+
+def _plot(curves: dict[str, list[float]], exponents: dict[str, float]) -> None:
+    mpl.use("Agg")
+    from matplotlib import pyplot as plt
+
+    figure, axes = plt.subplots(1, len(curves), figsize=(11, 2.8), sharey=True)
+    for axis, (name, times) in zip(axes, curves.items(), strict=True):
+        axis.loglog(SIZES[name], times, "o-")
+        axis.set_title(f"{name}: exponent {exponents[name]:.2f}")
+        axis.set_xlabel(name)
+    axes[0].set_ylabel("seconds a round")
+    figure.tight_layout()
+    figure.savefig(PLOT, dpi=80)
+    plt.close(figure)

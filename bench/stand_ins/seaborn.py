@@ -1,0 +1,1 @@
+"""Stands in for seaborn, which ByzFL imports for figures that the benchmark does not draw."""

@@ -1,0 +1,138 @@
+"""One round of training with a baseline rule, against ByzFL's Client, Server and RobustAggregator.
+
+The same data, model, batch size and number of proposers on both sides; nobody lies, nobody votes.
+"""
+
+import importlib
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, TensorDataset
+
+from bench import peers
+from bench.measure import Row, seconds
+from holdout.data.datasets import Dataset, load
+from holdout.experiments.plan import Own, make_plan
+from holdout.learning.models import lenet5
+from holdout.simulation.central import run_round
+from holdout.simulation.stage import first_state
+
+PROPOSERS = 30
+RULES = {"mean": "Average", "trimmed-mean": "TrMean", "krum": "Krum", "median": "Median"}
+TARGET = 5.0
+
+
+def rows() -> list[Row]:
+    """MNIST's and CIFAR-10's networks, in the paper's batch sizes."""
+    digits = load("mnist-5k")
+    generator = torch.Generator().manual_seed(0)
+    images = Dataset(
+        "images",
+        torch.randn(4000, 3, 32, 32, generator=generator),
+        torch.randint(0, 10, (4000,), generator=generator),
+        torch.randn(100, 3, 32, 32, generator=generator),
+        torch.randint(0, 10, (100,), generator=generator),
+        10,
+    )
+    found = []
+    for model, data, batch, samples in (("mlp", digits, 83, 2000), ("lenet5", images, 256, 1000)):
+        for rule in RULES:
+            times = seconds(
+                {
+                    "ours": _ours(model, data, rule, batch, samples),
+                    "ByzFL": _byzfl(model, data, rule, batch, samples),
+                },
+                repetitions=5,
+            )
+            name = f"training round, {PROPOSERS} x {batch} {model}, {rule} / ByzFL"
+            found.append(Row(name, times["ByzFL"] / times["ours"], TARGET))
+    return found
+
+
+def _ours(model: str, data: Dataset, rule: str, batch: int, samples: int) -> Callable[[], object]:
+    config = {
+        "experiment": {
+            "rules": [rule],
+            "baseline": False,
+            "rounds": 10**6,
+            "evaluate_every": 10**6,
+        },
+        "data": {"normalise": False, "samples_per_worker": samples},
+        "model": {"name": model},
+        "training": {"batch_size": batch},
+        "federation": {
+            "workers": PROPOSERS + 1,
+            "proposers": PROPOSERS,
+            "voters": 1,
+            "byzantine": 0,
+        },
+        "vote": {"samples": samples},
+        "attack": {"name": "none"},
+    }
+    plan = make_plan(config, Own(data=data))
+    curve, seed = plan.curves[0]
+    federation = plan.federation(curve, seed)
+    state = first_state(federation)
+
+    def round_() -> None:
+        nonlocal state
+        _, state = run_round(federation, curve, state)
+
+    return round_
+
+
+def _byzfl(model: str, data: Dataset, rule: str, batch: int, samples: int) -> Callable[[], object]:
+    byzfl = importlib.import_module("byzfl")
+    models = importlib.import_module("byzfl.fed_framework.models")
+    # ByzFL looks its models up in a module of its own; its network for MNIST is the paper's.
+    vars(models)["lenet5"] = lambda: lenet5((3, 32, 32), 10)
+    common: dict[str, Any] = {
+        "model_name": {"mlp": "fc_mnist"}.get(model, model),
+        "device": "cpu",
+        "optimizer_name": "SGD",
+        "learning_rate": 0.1,
+        "weight_decay": 0.0,
+        "milestones": [],
+        "learning_rate_decay": 1.0,
+    }
+    loss = "NLLLoss" if model == "mlp" else "CrossEntropyLoss"
+    generator = torch.Generator().manual_seed(0)
+
+    def loader(x: Tensor, y: Tensor) -> DataLoader[Any]:
+        return DataLoader(TensorDataset(x, y), batch_size=batch, shuffle=True)
+
+    clients = []
+    for _ in range(PROPOSERS):
+        held = torch.randperm(len(data.y_train), generator=generator)[:samples]
+        settings = {
+            "loss_name": loss,
+            "LabelFlipping": False,
+            "training_dataloader": loader(data.x_train[held], data.y_train[held]),
+            "momentum": 0.0,
+            "nb_labels": 10,
+            "store_per_client_metrics": False,
+        }
+        clients.append(byzfl.Client(common | settings))
+    told = {"f": peers.F} if rule in {"krum", "trimmed-mean"} else {}
+    server = byzfl.Server(
+        common
+        | {
+            "test_loader": loader(data.x_test, data.y_test),
+            "aggregator_info": {"name": RULES[rule], "parameters": told},
+            "pre_agg_list": [],
+        }
+    )
+
+    def round_() -> None:
+        for client in clients:
+            client.compute_gradients()
+        server.update_model_with_gradients(
+            [client.get_flat_gradients_with_momentum() for client in clients]
+        )
+        now = server.get_dict_parameters()
+        for client in clients:
+            client.set_model_state(now)
+
+    return round_
