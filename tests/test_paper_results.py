@@ -1,0 +1,269 @@
+"""Measured results: the queue that makes them, the files that hold them, the pages they fill."""
+
+import doctest
+import fcntl
+import importlib
+import json
+import sys
+from pathlib import Path
+
+import pytest
+from pydantic import ValidationError
+from tests import tiny
+
+from holdout.attacks import ATTACKS, BALLOT_ATTACKS
+from holdout.config import parse
+from holdout.results import LOCK
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGES = ("paper.md", "robustness.md")
+
+
+def tool(name):
+    """A module of tools/, where modules know each other by their bare names."""
+    if str(ROOT / "tools") not in sys.path:
+        sys.path.append(str(ROOT / "tools"))
+    return importlib.import_module(name)
+
+
+experiments = tool("paper_experiments")
+work_queue = tool("paper_queue")
+results = tool("paper_results")
+tables = tool("paper_tables")
+
+FILES = sorted((ROOT / "docs" / "results").glob("*.json"))
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_a_page_holds_exactly_what_the_results_give(page):
+    text = (ROOT / "docs" / page).read_text("utf-8")
+    assert tables.filled(text, tables.read_all()) == text
+
+
+@pytest.mark.parametrize(
+    "module", [experiments, work_queue, results, tables], ids=lambda m: m.__name__
+)
+def test_the_tools_examples_hold(module):
+    assert doctest.testmod(module).failed == 0
+
+
+def test_every_table_stands_on_one_page():
+    texts = [(ROOT / "docs" / page).read_text("utf-8") for page in PAGES]
+    found = [match[2] for text in texts for match in tables.MARKED.finditer(text)]
+    assert sorted(found) == sorted(tables.TABLES)
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda p: p.stem)
+def test_a_results_file_is_what_the_tool_writes(path):
+    found = results.read(path.stem)
+    assert results.to_text(found.values()) == path.read_text("utf-8")
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda p: p.stem)
+def test_a_results_file_holds_experiments_of_the_table(path):
+    for name, measured in results.read(path.stem).items():
+        experiment = experiments.EXPERIMENTS[name]
+        assert experiment.file == path.stem
+        assert measured.command == experiment.command
+        assert measured.rounds == experiment.rounds
+        assert measured.environments
+        keys = [(strand.rule, strand.seed) for strand in measured.strands]
+        assert len(set(keys)) == len(keys)
+        assert {rule for rule, _ in keys} <= set(experiment.rules)
+        for strand in measured.strands:
+            assert strand.rounds <= measured.rounds
+            assert (strand.outcome == "completed") <= (strand.rounds == measured.rounds)
+            assert strand.curve[-1][1] == strand.final_accuracy
+
+
+def test_every_results_file_belongs_to_the_table():
+    known = {experiment.file for experiment in experiments.EXPERIMENTS.values()}
+    assert {path.stem for path in FILES} <= known
+
+
+@pytest.mark.parametrize("experiment", experiments.EXPERIMENTS.values(), ids=lambda e: e.name)
+def test_every_experiment_is_a_config(experiment, tmp_path):
+    for rule in experiment.rules:
+        config = parse(experiment.values(rule=rule, seed=3, data=tmp_path)).checked()
+        assert list(config.experiment.rules) == [rule]
+        assert list(config.experiment.seeds) == [3]
+        assert config.experiment.rounds == experiment.rounds
+
+
+def test_the_robustness_tables_cover_every_attack_and_ballot_of_the_library():
+    assert sorted(experiments.ATTACKS) == sorted(ATTACKS)
+    assert sorted(("coalition", *experiments.BALLOTS)) == sorted(BALLOT_ATTACKS)
+
+
+def test_the_queue_brings_every_experiment_to_its_end():
+    ends = {(step.experiment.name, step.rule) for step in experiments.queue() if not step.until}
+    assert ends == {(e.name, rule) for e in experiments.EXPERIMENTS.values() for rule in e.rules}
+
+
+TINY = (
+    *("experiment.rounds=6", "experiment.evaluate_every=2", "data.name=npz"),
+    *("data.samples_per_worker=30", "training.batch_size=8", "vote.samples=10"),
+    *("federation.workers=10", "federation.proposers=4", "federation.voters=4"),
+)
+
+
+@pytest.fixture
+def data(tmp_path):
+    """A folder in which a tiny data set stands under its name, as `mnist` does among real ones."""
+    tiny.write_data(tmp_path).rename(tmp_path / "npz")
+    return tmp_path
+
+
+@pytest.fixture
+def experiment():
+    return experiments.Experiment("tiny", "tiny", "mnist-any", TINY, ("mean", "holdout"))
+
+
+def lines(folder):
+    return [
+        {key: value for key, value in json.loads(line).items() if key != "seconds"}
+        for line in work_queue.read_lines(folder)
+    ]
+
+
+def test_a_curve_stopped_on_the_way_goes_on_to_the_same_rounds(experiment, data, tmp_path, capsys):
+    whole = experiments.Step(experiment, "holdout", 0)
+    half = experiments.Step(experiment, "holdout", 0, until=4)
+    assert work_queue.work([whole], data=data, runs=tmp_path / "a") == []
+    assert work_queue.work([half], data=data, runs=tmp_path / "b") == []
+    assert len(lines(half.folder(tmp_path / "b"))) == 4
+    assert work_queue.work([half, whole], data=data, runs=tmp_path / "b") == []
+    assert lines(whole.folder(tmp_path / "b")) == lines(whole.folder(tmp_path / "a"))
+    assert len(capsys.readouterr().out.splitlines()) == 3
+
+
+def test_a_curve_that_is_done_is_not_run_again(experiment, data, tmp_path, capsys):
+    step = experiments.Step(experiment, "mean", 0)
+    work_queue.work([step, step], data=data, runs=tmp_path / "a")
+    assert len(capsys.readouterr().out.splitlines()) == 1
+
+
+def test_a_curve_that_another_process_runs_is_left_to_it(experiment, data, tmp_path, capsys):
+    half = experiments.Step(experiment, "mean", 0, until=2)
+    work_queue.work([half], data=data, runs=tmp_path / "a")
+    with (half.folder(tmp_path / "a") / LOCK).open("a") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        whole = experiments.Step(experiment, "mean", 0)
+        assert work_queue.work([whole], data=data, runs=tmp_path / "a") == []
+    assert len(lines(half.folder(tmp_path / "a"))) == 2
+    assert len(capsys.readouterr().out.splitlines()) == 1
+
+
+def test_a_damaged_run_folder_is_told_and_the_others_go_on(experiment, data, tmp_path, capsys):
+    broken = experiments.Step(experiment, "mean", 0)
+    folder = broken.folder(tmp_path / "a")
+    folder.mkdir(parents=True)
+    (folder / "notes.txt").write_text("mine")
+    other = experiments.Step(experiment, "mean", 1)
+    (failure,) = work_queue.work([broken, other], data=data, runs=tmp_path / "a")
+    assert "not empty" in failure
+    assert len(lines(other.folder(tmp_path / "a"))) == 6
+    assert failure in capsys.readouterr().out
+
+
+def test_what_is_collected_is_what_the_rounds_say(experiment, data, tmp_path):
+    steps = [experiments.Step(experiment, rule, 0) for rule in experiment.rules]
+    work_queue.work(steps, data=data, runs=tmp_path / "a")
+    measured = results.collect(experiment, tmp_path / "a")
+    assert [(s.rule, s.seed, s.rounds, s.outcome) for s in measured.strands] == [
+        ("mean", 0, 6, "completed"),
+        ("holdout", 0, 6, "completed"),
+    ]
+    rounds = lines(steps[1].folder(tmp_path / "a"))
+    strand = measured.strands[1]
+    assert strand.final_accuracy == round(rounds[-1]["accuracy"], 4)
+    assert strand.byzantine_accepted_per_round == round(
+        sum(line["byzantine_selected"] for line in rounds) / 6, 4
+    )
+    # Four proposers and f = 0.33: a full ballot names three.
+    assert strand.overflow_rounds == sum(line["byzantine_proposers"] > 1 for line in rounds)
+    assert [number for number, _ in strand.curve] == [2, 4, 6]
+    assert measured.environments[0]["threads"] == 1
+
+
+def test_an_experiment_without_rounds_gives_nothing(experiment, tmp_path):
+    assert results.collect(experiment, tmp_path) is None
+
+
+def a_round(number, accuracy, **changes):
+    return {
+        "rule": "holdout",
+        "attack": "alie",
+        "seed": 0,
+        "round": number,
+        "accuracy": accuracy,
+        "worst_class_recall": accuracy,
+        "gamma": 1.0,
+        "byzantine_selected": 1,
+        "byzantine_proposers": 9,
+        "outcome": "step",
+        **changes,
+    }
+
+
+def test_the_lowest_accuracy_leaves_the_first_twenty_rounds_out():
+    config = parse({"experiment": {"rounds": 40}}).checked()
+    accuracies = {10: 0.1, 20: 0.2, 30: 0.8, 40: 0.7}
+    found = results.summarise([a_round(*item) for item in accuracies.items()], config)
+    assert found.lowest_after_20 == 0.7
+    assert found.outcome == "completed"
+
+
+def test_rounds_without_a_step_are_empty_and_diverging_ends_a_strand():
+    config = parse({"experiment": {"rounds": 40}}).checked()
+    rounds = [
+        a_round(1, None, outcome="empty-selection", byzantine_proposers=10),
+        a_round(2, 0.5),
+        a_round(3, None, outcome="diverged", gamma=None),
+    ]
+    found = results.summarise(rounds, config)
+    assert (found.empty_rounds, found.outcome, found.rounds) == (1, "diverged", 3)
+    assert (found.overflow_rounds, found.lowest_after_20, found.final_accuracy) == (1, None, 0.5)
+
+
+def test_a_strand_that_was_never_evaluated_is_none():
+    config = parse({}).checked()
+    assert results.summarise([a_round(1, None)], config) is None
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"more": 1}, {"final_accuracy": 1.5}, {"seed": "0"}, {"outcome": "fine"}],
+    ids=["unknown key", "no share", "text for a number", "unknown word"],
+)
+def test_a_results_file_is_read_strictly(change, tmp_path):
+    config = parse({}).checked()
+    strand = results.summarise([a_round(100, 0.5)], config)
+    head = {"name": "x", "command": "y", "rounds": 100, "environments": []}
+    content = {"schema": 1, "experiments": [{**head, "strands": [strand.model_dump()]}]}
+    path = tmp_path / "x.json"
+    path.write_text(json.dumps(content))
+    assert results.read("x", tmp_path)["x"].strands == [strand]
+    content["experiments"][0]["strands"][0] |= change
+    path.write_text(json.dumps(content))
+    with pytest.raises(ValidationError):
+        results.read("x", tmp_path)
+
+
+def test_a_drop_is_taken_from_the_same_seed_without_attack():
+    config = parse({}).checked()
+
+    def strand(seed, accuracy):
+        return results.summarise([a_round(100, accuracy, seed=seed)], config)
+
+    calm = [strand(0, 0.9), strand(1, 0.8)]
+    assert tables._drops([strand(1, 0.7), strand(2, 0.1)], calm) == pytest.approx([10.0])
+
+
+def test_unfinished_strands_stay_out_of_the_tables():
+    config = parse({}).checked()
+    strands = [
+        results.summarise([a_round(number, 0.5, seed=number)], config) for number in (95, 100)
+    ]
+    measured = results.Measured(name="x", command="y", rounds=100, environments=[], strands=strands)
+    assert [s.seed for s in tables.strands({"x": measured}, "x", "holdout")] == [100]

@@ -1,0 +1,231 @@
+"""What is measured for docs/paper.md and docs/robustness.md: a literal table, and its order.
+
+An experiment is one of the paper's panels (`src/holdout/experiments/paper/*.toml`) with settings
+put over it, as `holdout run CONFIG --set ...` does. Each rule and seed of it is a curve with a run
+folder of its own, so that a queue can stop anywhere and what is done can be published.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from holdout.config import apply_settings
+from holdout.experiments.reproduce import panel_values
+
+PANELS = "src/holdout/experiments/paper"
+BASELINES = ("trimmed-mean", "mean-around-median", "krum")
+VOTES = ("holdout-paper", "holdout")
+PAPER = ("mean", *BASELINES, *VOTES)
+ROBUST = (
+    *("mean", "trimmed-mean", "krum", "multi-krum", "median", "geometric-median"),
+    *VOTES,
+)
+ATTACKS = (
+    *("alie", "ipm", "sign-flip", "bomb", "rescale", "permute"),
+    *("gaussian", "label-flip", "mimic", "zero", "nan"),
+)
+BALLOTS = ("honest", "starve", "short", "blank", "random", "inverted")
+GAMMAS = (2, 5, 10, 30, 100)
+
+# Scoring grows with m_c, and these tables are large; what a smaller m_c costs is measured too.
+REDUCED = ("experiment.rounds=60", "vote.samples=500")
+ROBUSTNESS = ("experiment.rounds=60", "vote.samples=200")
+PASSING = ROBUSTNESS
+CIFAR = ("vote.samples=250",)
+
+
+@dataclass(frozen=True, slots=True)
+class Experiment:
+    """One panel with settings over it."""
+
+    name: str
+    file: str
+    """The results file that it goes into, without `.json`."""
+    panel: str
+    settings: tuple[str, ...] = ()
+    rules: tuple[str, ...] = PAPER
+    says: str = ""
+    """What is different, in a few words, for the tables."""
+
+    def values(self, *, rule: str, seed: int, data: Path) -> dict[str, Any]:
+        """The config of one curve."""
+        own = [f'experiment.rules=["{rule}"]', f"experiment.seeds=[{seed}]"]
+        fixed = ["experiment.baseline=false", "experiment.threads=1"]
+        values = apply_settings(panel_values(self.panel), [*self.settings, *own, *fixed])
+        values["data"]["path"] = str(data / values["data"]["name"])
+        return values
+
+    @property
+    def rounds(self) -> int:
+        """How long a curve is."""
+        planned = apply_settings(panel_values(self.panel), list(self.settings))
+        return int(planned["experiment"]["rounds"])
+
+    @property
+    def command(self) -> str:
+        """What a reader types for the same curves, with all rules and seeds of the panel."""
+        sets = [f"--set {setting}" for setting in ("data.path=DIR", *self.settings)]
+        return " ".join([f"holdout run {PANELS}/{self.panel}.toml", *sets])
+
+
+def _variant(name: str, says: str, *settings: str, **changes: Any) -> Experiment:
+    given = {"panel": "mnist-right", "rules": (*BASELINES, *VOTES), **changes}
+    return Experiment(name, "mnist-variants", settings=(*REDUCED, *settings), says=says, **given)
+
+
+def _passing() -> Iterator[Experiment]:
+    for gamma_max in GAMMAS:
+        for passing in ("any", "all"):
+            for direction in (1, -1):
+                settings = (
+                    f"attack.passing={passing}",
+                    f"attack.gamma_max={gamma_max}",
+                    f"attack.direction={direction}",
+                )
+                sign = "plus" if direction > 0 else "minus"
+                yield Experiment(
+                    f"passing-{passing}-{gamma_max}-{sign}",
+                    "mnist-passing",
+                    "mnist-right",
+                    (*PASSING, *settings),
+                    VOTES,
+                )
+
+
+def _robustness(name: str, file: str, *settings: str) -> Iterator[Experiment]:
+    own = (*ROBUSTNESS, *settings)
+    # Told f all the same: what protection costs while nobody lies.
+    calm = (*own, "attack.name=none", "federation.byzantine=0")
+    yield Experiment(f"{name}-none", file, "mnist-any", calm, ROBUST, "nobody lies")
+    for attack in ATTACKS:
+        set_attack = (*own, f"attack.name={attack}")
+        yield Experiment(f"{name}-{attack}", file, "mnist-any", set_attack, ROBUST, attack)
+
+
+def _ballots() -> Iterator[Experiment]:
+    for ballot in BALLOTS:
+        settings = (*ROBUSTNESS, f"attack.voters={ballot}")
+        yield Experiment(
+            f"ballots-{ballot}", "robustness-ballots", "mnist-any", settings, VOTES, ballot
+        )
+
+
+def _cifar(name: str, says: str, *settings: str, **changes: Any) -> Experiment:
+    given = {"panel": "cifar10", "rules": VOTES, "settings": (*CIFAR, *settings), **changes}
+    return Experiment(name, "cifar10", says=says, **given)
+
+
+_ALL = (
+    Experiment("mnist-left", "mnist", "mnist-left"),
+    Experiment("mnist-right", "mnist", "mnist-right"),
+    # What passes matters to the votes alone: the other curves are those of the right panel.
+    Experiment("mnist-any", "mnist", "mnist-any", rules=VOTES),
+    _variant("reference", "the right panel, cut down to 60 rounds and m_c = 500"),
+    _variant("samples-2000", "m_c = 2000", "vote.samples=2000", rules=VOTES),
+    _variant("samples-100", "m_c = 100", "vote.samples=100", rules=VOTES),
+    _variant(
+        "redraw",
+        "committees drawn again until honest workers are the majority",
+        "federation.redraw_until_honest_majority=true",
+    ),
+    _variant(
+        "gamma-krum",
+        "γ searched against Krum, whatever is deployed",
+        "attack.gamma=krum",
+        rules=PAPER,
+    ),
+    _variant("gamma-1.75", "γ = 1.75", "attack.gamma=1.75", rules=PAPER),
+    _variant("overlapping", "proposers may vote too", "federation.disjoint=false"),
+    _variant("coalition", "the liars know their own gradients only", "attack.knowledge=coalition"),
+    _variant("last-round", "the liars know the last round only", "attack.knowledge=last-round"),
+    _variant(
+        "authors",
+        "redraw, γ against Krum and balanced classes together, as in the authors' code",
+        "federation.redraw_until_honest_majority=true",
+        "attack.gamma=krum",
+        "data.partition=balanced",
+        rules=PAPER,
+    ),
+    _variant(
+        "told-f",
+        "nobody lies, the rules are told f = 0.33",
+        "federation.assumed_byzantine=0.33",
+        panel="mnist-left",
+    ),
+    *_passing(),
+    *_robustness("robustness", "robustness"),
+    *_ballots(),
+    *_robustness(
+        "dirichlet-0.5", "robustness-dirichlet", "data.partition=dirichlet", "data.alpha=0.5"
+    ),
+    *_robustness(
+        "dirichlet-0.1", "robustness-dirichlet", "data.partition=dirichlet", "data.alpha=0.1"
+    ),
+    Experiment(
+        "cifar10-none",
+        "cifar10",
+        "cifar10",
+        ("attack.name=none", "federation.byzantine=0"),
+        ("mean",),
+        "nobody lies",
+    ),
+    _cifar("cifar10-all", "all copies must pass", rules=PAPER),
+    _cifar("cifar10-any", "any copy suffices", panel="cifar10-any"),
+    _cifar(
+        "cifar10-redraw",
+        "committees drawn again until honest workers are the majority",
+        "federation.redraw_until_honest_majority=true",
+    ),
+    _cifar("cifar10-krum", "γ searched against Krum, whatever is deployed", "attack.gamma=krum"),
+    _cifar("cifar10-raw", "inputs not normalised", "data.normalise=false"),
+    _cifar("cifar10-1000", "m_c = 1000", "vote.samples=1000"),
+)
+EXPERIMENTS: Mapping[str, Experiment] = MappingProxyType({e.name: e for e in _ALL})
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """A curve, to be brought to a round (None: to its end)."""
+
+    experiment: Experiment
+    rule: str
+    seed: int
+    until: int | None = None
+
+    def folder(self, runs: Path) -> Path:
+        """Where the curve's run folder is."""
+        return runs / self.experiment.name / f"{self.rule}-{self.seed}"
+
+
+def steps(
+    names: Sequence[str], *, seeds: Sequence[int], until: int | None = None
+) -> Iterator[Step]:
+    """Every curve of the experiments, a seed after the other: seed 0 of all comes first."""
+    for seed in seeds:
+        for name in names:
+            experiment = EXPERIMENTS[name]
+            for rule in experiment.rules:
+                yield Step(experiment, rule, seed, until)
+
+
+def names_of(*files: str) -> list[str]:
+    """The experiments of results files, in the order of the table."""
+    return [name for name, experiment in EXPERIMENTS.items() if experiment.file in files]
+
+
+def queue() -> Iterator[Step]:
+    """Everything, what matters most first; a curve may come up several times, going further."""
+    mnist, cifar = names_of("mnist"), names_of("cifar10")
+    robustness = names_of("robustness", "robustness-ballots")
+    switches = names_of("mnist-variants", "mnist-passing")
+    # A first seed of everything, then what the paper's figures need, then more seeds of the rest.
+    yield from steps(mnist, seeds=range(2))
+    yield from steps([*robustness, *switches], seeds=[0])
+    yield from steps(mnist, seeds=range(5))
+    yield from steps([*robustness, *switches], seeds=range(3))
+    for until in range(100, 401, 100):
+        yield from steps(cifar, seeds=[0], until=until)
+    yield from steps(names_of("robustness-dirichlet"), seeds=range(3))
+    yield from steps(cifar, seeds=range(3))

@@ -1,0 +1,189 @@
+"""Turn run folders into the small results files of docs/results, and read those strictly.
+
+Usage: python tools/paper_results.py RUNS_DIR
+
+A file holds experiments (see `paper_experiments`), an experiment strands: one rule, one seed. A
+strand is published as far as it came; `rounds` says how far. Files are written anew for whatever
+the run folders hold; a file of which there is nothing in them stays as it is.
+
+    final_accuracy                 the last one measured, a share of 1
+    lowest_after_20                the lowest measured after round 20; null if none was
+    byzantine_accepted_per_round   lies in the selection; null for a rule that names nobody
+    empty_rounds                   rounds without a step
+    worst_class_recall             of the class recognised worst, when last measured
+    gamma                          the median over the rounds of the strength chosen; null if none
+    overflow_rounds                rounds with more liars proposing than a full ballot leaves out
+    curve                          [round, accuracy], thinned
+"""
+
+import json
+import math
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from statistics import median
+from typing import Annotated, Any, Literal
+
+from paper_experiments import EXPERIMENTS, Experiment, Step
+from paper_queue import environment_file, read_lines
+from pydantic import BaseModel, ConfigDict, Field
+
+from holdout.config import Config, parse
+from holdout.results import MOVED, write_atomic
+from holdout.voting import approve_count
+
+FOLDER = Path(__file__).resolve().parent.parent / "docs" / "results"
+SCHEMA = 1
+EARLY_ROUNDS = 20
+POINTS = 25
+SEEDS_MAX = 100
+
+Share = Annotated[float, Field(ge=0, le=1)]
+
+
+class _Strict(BaseModel):
+    """Refuses what it does not know, and wrong types."""
+
+    model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
+
+
+class Strand(_Strict):
+    """One rule and one seed of an experiment."""
+
+    rule: str
+    attack: str
+    seed: int
+    rounds: int
+    outcome: Literal["completed", "diverged", "unfinished"]
+    final_accuracy: Share
+    lowest_after_20: Share | None
+    byzantine_accepted_per_round: Annotated[float, Field(ge=0)] | None
+    empty_rounds: int
+    worst_class_recall: Share
+    gamma: float | None
+    overflow_rounds: int
+    curve: list[tuple[int, Share]]
+
+
+class Measured(_Strict):
+    """An experiment as far as it was run."""
+
+    name: str
+    command: str
+    rounds: int
+    environments: list[dict[str, str | int]]
+    strands: list[Strand]
+
+
+class ResultsFile(_Strict):
+    """A file of docs/results."""
+
+    version: Literal[1] = Field(alias="schema")
+    experiments: list[Measured]
+
+
+def main() -> None:
+    """Write every results file of which there is something."""
+    runs = Path(sys.argv[1])
+    FOLDER.mkdir(exist_ok=True)
+    for file in dict.fromkeys(experiment.file for experiment in EXPERIMENTS.values()):
+        found = [m for e in EXPERIMENTS.values() if e.file == file and (m := collect(e, runs))]
+        if found:
+            write_atomic(FOLDER / f"{file}.json", to_text(found).encode())
+
+
+def read(file: str, folder: Path = FOLDER) -> dict[str, Measured]:
+    """The experiments of a results file by name; none where there is no file."""
+    path = folder / f"{file}.json"
+    if not path.exists():
+        return {}
+    content = ResultsFile.model_validate_json(path.read_bytes())
+    return {measured.name: measured for measured in content.experiments}
+
+
+def collect(experiment: Experiment, runs: Path) -> Measured | None:
+    """What the run folders of an experiment hold; None if no accuracy was measured yet."""
+    strands: list[Strand] = []
+    environments: dict[str, dict[str, str | int]] = {}
+    for rule in experiment.rules:
+        for seed in range(SEEDS_MAX):
+            folder = Step(experiment, rule, seed).folder(runs)
+            rounds = [json.loads(line) for line in read_lines(folder)]
+            if not rounds:
+                continue
+            config = parse(experiment.values(rule=rule, seed=seed, data=runs)).checked()
+            if strand := summarise(rounds, config):
+                strands.append(strand)
+                for line in environment_file(folder).read_text("utf-8").splitlines():
+                    environments[line] = json.loads(line)
+    if not strands:
+        return None
+    return Measured(
+        name=experiment.name,
+        command=experiment.command,
+        rounds=experiment.rounds,
+        environments=list(environments.values()),
+        strands=strands,
+    )
+
+
+def summarise(rounds: Sequence[Mapping[str, Any]], config: Config) -> Strand | None:
+    """A strand from the lines of its results; None if no accuracy was measured yet."""
+    evaluated = [line for line in rounds if line["accuracy"] is not None]
+    if not evaluated:
+        return None
+    points = [(line["round"], _rounded(line["accuracy"])) for line in evaluated]
+    late = [accuracy for number, accuracy in points if number > EARLY_ROUNDS]
+    accepted = [n for line in rounds if (n := line["byzantine_selected"]) is not None]
+    strengths = [gamma for line in rounds if (gamma := line["gamma"]) is not None]
+    proposers = config.federation.proposers
+    left_out = proposers - approve_count(proposers, config.federation.f)
+    last = rounds[-1]
+    outcome: Literal["completed", "diverged", "unfinished"] = "completed"
+    if last["outcome"] == "diverged":
+        outcome = "diverged"
+    elif last["round"] < config.experiment.rounds:
+        outcome = "unfinished"
+    return Strand(
+        rule=last["rule"],
+        attack=last["attack"],
+        seed=last["seed"],
+        rounds=last["round"],
+        outcome=outcome,
+        final_accuracy=points[-1][1],
+        lowest_after_20=min(late, default=None),
+        byzantine_accepted_per_round=_rounded(sum(accepted) / len(accepted)) if accepted else None,
+        empty_rounds=sum(line["outcome"] not in MOVED for line in rounds),
+        worst_class_recall=_rounded(evaluated[-1]["worst_class_recall"]),
+        gamma=_rounded(median(strengths)) if strengths else None,
+        overflow_rounds=sum(line["byzantine_proposers"] > left_out for line in rounds),
+        curve=thinned(points, rounds=config.experiment.rounds),
+    )
+
+
+def thinned(points: Sequence[tuple[int, float]], *, rounds: int) -> list[tuple[int, float]]:
+    """About `POINTS` of the points, at the same rounds in each curve, and the last one."""
+    every = points[0][0]
+    spacing = every * math.ceil(rounds / POINTS / every)
+    return [point for point in points if point[0] % spacing == 0 or point is points[-1]]
+
+
+def to_text(found: Iterable[Measured]) -> str:
+    """JSON with a line for each strand, so that a change shows as the lines that changed."""
+    parts = []
+    for measured in found:
+        head = measured.model_dump(exclude={"strands"})
+        strands = ",\n    ".join(
+            json.dumps(s.model_dump(), ensure_ascii=False) for s in measured.strands
+        )
+        opening = json.dumps(head, ensure_ascii=False)[:-1]
+        parts.append(f'  {opening},\n   "strands": [\n    {strands}]}}')
+    return f'{{"schema": {SCHEMA}, "experiments": [\n' + ",\n".join(parts) + "]}\n"
+
+
+def _rounded(value: float) -> float:
+    return round(value, 4)
+
+
+if __name__ == "__main__":
+    main()
