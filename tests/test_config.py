@@ -67,6 +67,7 @@ passing = "any"
 direction = 1
 knowledge = "omniscient"
 voters = "coalition"
+equivocate = false
 """
 
 
@@ -193,7 +194,7 @@ MISTAKES = [
     ("training", "momentum", 1, "must be less than 1"),
     ("training", "momentum", -0.1, "must be greater than or equal to 0"),
     ("training", "schedule", "cosine", "must be 'constant' or 'inverse'"),
-    ("federation", "mode", "decentralized", "must be 'central'"),
+    ("federation", "mode", "anarchic", "must be 'central' or 'decentralized'"),
     ("federation", "byzantine", math.nan, "must be a share"),
     ("federation", "byzantine", math.inf, "must be a share"),
     ("federation", "byzantine", True, "must be a share"),
@@ -216,6 +217,7 @@ MISTAKES = [
     ("attack", "direction", True, "must be a whole number"),
     ("attack", "direction", 1.0, "must be a whole number"),
     ("attack", "knowledge", "nothing", "must be 'omniscient', 'coalition' or 'last-round'"),
+    ("attack", "equivocate", 1, "must be a valid boolean"),
     ("attack", "own_parameter", math.nan, "must be text, a finite number"),
     ("attack", "own_parameter", [1, math.inf], "must be text, a finite number"),
     ("attack", "own_parameter", {"a": math.nan}, "must be text, a finite number"),
@@ -258,6 +260,49 @@ RELATIONS = [
         "federation.redraw_until_honest_majority = true: an honest majority of proposers and of "
         "voters needs 32 honest workers; got federation.workers = 100, federation.byzantine = 0.69",
     ),
+    (
+        {"attack": {"equivocate": True}},
+        "attack.equivocate = true: needs federation.mode = 'decentralized', since a server takes "
+        "one version",
+    ),
+    (
+        {"federation": {"mode": "decentralized", "disjoint": True}},
+        "federation.disjoint = true: must be false in mode 'decentralized', since every worker "
+        "draws its own lots",
+    ),
+    (
+        {"federation": {"mode": "decentralized", "redraw_until_honest_majority": True}},
+        "federation.redraw_until_honest_majority = true: must be false in mode 'decentralized', "
+        "since nobody can draw again",
+    ),
+    (
+        {"federation": {"mode": "decentralized"}, "training": {"momentum": 0.9}},
+        "training.momentum = 0.9: must be 0 in mode 'decentralized', since there is no server to "
+        "have it",
+    ),
+    (
+        {"federation": {"mode": "decentralized"}, "vote": {"bound": False}},
+        "vote.bound = false: must be true in mode 'decentralized', where the bound is part of the "
+        "chain",
+    ),
+    (
+        {"federation": {"mode": "decentralized", "byzantine": 34}},
+        "federation.byzantine = 34: agreement needs n >= 3B + 1 workers, of which B may lie; got "
+        "n=100, B=34",
+    ),
+    (
+        {"federation": {"mode": "decentralized", "workers": 99, "assumed_byzantine": "1/3"}},
+        "federation.assumed_byzantine = 1/3: agreement needs n >= 3B + 1 workers, of which B may "
+        "lie; got n=99, B=33",
+    ),
+    (
+        {
+            "federation": {"mode": "decentralized", "assumed_byzantine": 0.2},
+            "attack": {"equivocate": True},
+        },
+        "attack.equivocate = true: at most floor(assumed_byzantine * n) = 20 of the workers may "
+        "lie, or the network halts when it has caught more; got 33",
+    ),
 ]
 
 
@@ -277,10 +322,29 @@ def test_numbers_must_fit_each_other(values, problem):
         {"federation": {"assumed_byzantine": 49}},
         {"federation": {"byzantine": 100}},
         {"experiment": {"seeds": [2**64]}},
+        {"federation": {"mode": "decentralized"}},
+        {"federation": {"mode": "decentralized"}, "attack": {"equivocate": True}},
+        {"federation": {"mode": "decentralized", "proposers": 100, "voters": 100}},
+        {"federation": {"mode": "decentralized", "assumed_byzantine": 0.2}},
     ],
 )
 def test_what_just_fits_is_accepted(values):
     assert parse(values).problems == ()
+
+
+def test_without_a_server_draws_are_independent_and_the_rule_is_holdout_unless_said():
+    config = parse({"federation": {"mode": "decentralized"}}).checked()
+    assert not config.federation.disjoint
+    assert config.experiment.rules == ["holdout"]
+    said = {"experiment": {"rules": ["holdout-paper"]}, "federation": {"mode": "decentralized"}}
+    assert parse(said).checked().experiment.rules == ["holdout-paper"]
+    assert parse({"federation": {"mode": "central"}}).checked() == Config()
+
+
+@pytest.mark.parametrize("experiment", [3, None, "x", []])
+def test_a_wrong_section_stays_wrong_without_a_server(experiment):
+    values = {"federation": {"mode": "decentralized"}, "experiment": experiment}
+    assert [p.split(" ")[0] for p in parse(values).problems] == ["experiment"]
 
 
 def test_all_mistakes_are_reported_at_once():

@@ -19,7 +19,15 @@ SOURCES = sorted((ROOT / "src").rglob("*.py"))
 TEXT = {".py", ".md", ".toml", ".txt", ".html", ".yaml", ".yml", ".cfg", ".json", ""}
 LEFT_BEHIND = frozenset(
     {
-        *(".git", ".venv", ".hypothesis", ".mypy_cache", ".ruff_cache", ".pytest_cache"),
+        *(
+            ".git",
+            ".venv",
+            ".venv-bench",
+            ".hypothesis",
+            ".mypy_cache",
+            ".ruff_cache",
+            ".pytest_cache",
+        ),
         *(".import_linter_cache", "__pycache__", "runs", "build", "dist"),
     }
 )

@@ -17,6 +17,7 @@ from typing import Any, NoReturn
 
 from holdout import __version__
 from holdout.errors import PluginError, UserError
+from holdout.node.commands import add_commands
 
 EXIT_OK, EXIT_FAILURE, EXIT_USER, EXIT_INTERRUPTED = 0, 1, 2, 130
 
@@ -25,6 +26,8 @@ def run_command(arguments: Sequence[str]) -> int:
     """Run one command; the exit code."""
     try:
         options = _parser().parse_args(arguments)
+        if hasattr(options, "run"):
+            return int(options.run(options))
         command = {"run": _run, "reproduce": _reproduce, "report": _report, "plan": _plan}[
             options.command
         ]
@@ -138,7 +141,49 @@ def _parser() -> argparse.ArgumentParser:
         "(default: 1e-3)",
     )
     plan.add_argument("--json", action="store_true", help="print one JSON document, nothing else")
+    _add_simulate(commands)
+    add_commands(commands)
     return parser
+
+
+def _add_simulate(commands: Any) -> None:
+    simulate = commands.add_parser(
+        "simulate",
+        help="the decentralized protocol under faults, from seeds",
+        description="Run the decentralized protocol on a simulated network with random faults and "
+        "liars, and check that nothing that must hold is broken. Exit code 1 if something is.",
+        allow_abbrev=False,
+    )
+    which = simulate.add_mutually_exclusive_group(required=True)
+    which.add_argument("--seeds", type=_seed_range, metavar="A..B", help="B is not included")
+    which.add_argument("--seed", type=_seed, metavar="S", help="one run")
+    simulate.add_argument("--workers", type=_count, required=True, metavar="N")
+    simulate.add_argument(
+        "--byzantine",
+        type=_share,
+        required=True,
+        metavar="F",
+        help="a share below 1/3 such as 0.25 or 1/4, or a whole number of workers",
+    )
+    simulate.add_argument("--rounds", type=_count, default=1, metavar="R", help="default: 1")
+    simulate.add_argument(
+        "--faults",
+        default="all",
+        metavar="LIST",
+        help="all, none, or names with commas between them: kinds of faults and behaviours of "
+        "liars (docs/simulation.md)",
+    )
+    simulate.add_argument("--mode", choices=["all", "shuffle", "self"], default="all")
+    simulate.add_argument(
+        "--type", choices=["safety", "liveness"], help="default: every third run is for liveness"
+    )
+    simulate.add_argument("--proposers", type=_count, metavar="K", help="default: as planned")
+    simulate.add_argument("--voters", type=_count, metavar="K", help="default: as planned")
+    simulate.add_argument("--trace", action="store_true", help="with --seed: all that happens")
+    simulate.add_argument(
+        "--json", action="store_true", help="print one JSON document, nothing else"
+    )
+    simulate.set_defaults(run=_simulate)
 
 
 def _add_settings(parser: argparse.ArgumentParser) -> None:
@@ -169,6 +214,23 @@ def _share(text: str) -> Fraction | int:
         return read_share(text)
     except ValueError as error:
         _refuse(f"{error}; got {text!r}")
+
+
+def _seed(text: str) -> int:
+    try:
+        value = int(text)
+    except ValueError:
+        _refuse(f"must be a whole number; got {text!r}")
+    if value < 0:
+        _refuse(f"must not be negative; got {value}")
+    return value
+
+
+def _seed_range(text: str) -> range:
+    first, dots, last = text.partition("..")
+    if not dots:
+        _refuse(f"must be two whole numbers with dots between them, as 0..100; got {text!r}")
+    return range(_seed(first), _seed(last))
 
 
 def _probability(text: str) -> float:
@@ -223,6 +285,36 @@ def _plan(options: argparse.Namespace) -> None:
     print(plan.as_json() if options.json else plan.as_text())
 
 
+def _simulate(options: argparse.Namespace) -> int:
+    from holdout.experiments.simulate import make_plan, show, simulate
+    from holdout.terminal import counting
+
+    one = options.seed is not None
+    if options.trace and not one:
+        raise UserError("--trace shows one run: give --seed S, not --seeds")
+    plan = make_plan(
+        seeds=range(options.seed, options.seed + 1) if one else options.seeds,
+        workers=options.workers,
+        byzantine=options.byzantine,
+        rounds=options.rounds,
+        faults=options.faults,
+        mode=options.mode,
+        run_type=options.type,
+        proposers=options.proposers,
+        voters=options.voters,
+    )
+    for note in plan.notes():
+        print(f"note: {note}", file=sys.stderr)
+    if options.trace:
+        report, trace = show(plan, options.seed)
+        print("\n".join(trace.lines), file=sys.stderr if options.json else sys.stdout)
+    else:
+        with counting("runs") as watch:
+            report = simulate(plan, watch=watch)
+    print(report.as_json() if options.json else report.as_text())
+    return EXIT_FAILURE if report.violations else EXIT_OK
+
+
 def _report(options: argparse.Namespace) -> None:
     from holdout.experiments.curves import final_table
     from holdout.experiments.report import write_report
@@ -233,6 +325,10 @@ def _report(options: argparse.Namespace) -> None:
         page = write_report(folder)
         print_table(final_table(read_run(folder).rounds), folder.resolve().name)
         print(f"report: {page}")
+
+
+def _say_note(note: str) -> None:
+    print(f"note: {note}", file=sys.stderr)
 
 
 def _run(options: argparse.Namespace) -> None:
@@ -261,9 +357,7 @@ def _run(options: argparse.Namespace) -> None:
     # The folder holds its config, so nothing else needs to be said again.
     again = ["holdout", "run", "--out", str(folder), "--resume"]
     with _say_how_to_resume(folder / results.CONFIG, again), watching() as watch:
-        result = run(values, out=folder, resume=options.resume, watch=watch(""))
-    for note in result.notes:
-        print(f"note: {note}", file=sys.stderr)
+        result = run(values, out=folder, resume=options.resume, watch=watch(""), say=_say_note)
     print_table(result.table(), parsed.config.experiment.name)
     print(f"report: {folder / 'report.html'}")
 

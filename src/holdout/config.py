@@ -137,7 +137,8 @@ class Training(Section):
 class Federation(Section):
     """Who takes part, who lies, who is drawn."""
 
-    mode: Literal["central"] = "central"
+    mode: Literal["central", "decentralized"] = "central"
+    """decentralized: no server; workers agree on each model over a simulated network."""
     workers: Count = 100
     byzantine: Share = Fraction(33, 100)
     """The true share."""
@@ -146,6 +147,7 @@ class Federation(Section):
     proposers: Count = 30
     voters: Count = 30
     disjoint: bool = True
+    """Nobody both proposes and votes. Without a server draws are independent: there, false."""
     redraw_until_honest_majority: bool = False
     """What the authors' experiments do; no real server can."""
 
@@ -160,6 +162,11 @@ class Federation(Section):
         if isinstance(self.assumed_byzantine, int):
             return Fraction(self.assumed_byzantine, self.workers)
         return self.assumed_byzantine
+
+    @property
+    def byzantine_assumed(self) -> int:
+        """B, the number of liars that an agreement without a server must stand."""
+        return byzantine_count(self.assumed_byzantine, self.workers)
 
 
 class Vote(Section):
@@ -188,6 +195,8 @@ class Attack(Section):
     direction: Annotated[Literal[1, -1], BeforeValidator(_whole)] = 1
     knowledge: Literal["omniscient", "coalition", "last-round"] = "omniscient"
     voters: Name = "coalition"
+    equivocate: bool = False
+    """Decentralized only: in each round half of the liars sign two versions of what they send."""
 
     @property
     def parameters(self) -> Mapping[str, object]:
@@ -238,7 +247,7 @@ def parse(values: Mapping[str, Any]) -> Parsed:
     """Check nested plain values, as TOML gives them."""
     problems: list[str] = []
     wrong: set[str] = set()
-    remaining = _deep_copy(values)
+    remaining = _with_defaults_of_mode(_deep_copy(values))
     try:
         config = Config.model_validate(remaining)
     except ValidationError as error:
@@ -260,6 +269,17 @@ def parse(values: Mapping[str, Any]) -> Parsed:
         if not wrong.intersection(keys) and not holds
     )
     return Parsed(config, tuple(problems), frozenset(wrong))
+
+
+def _with_defaults_of_mode(values: dict[str, Any]) -> dict[str, Any]:
+    """Two keys that are left out mean something else where there is no server."""
+    federation = values.get("federation")
+    if isinstance(federation, dict) and federation.get("mode") == "decentralized":
+        federation.setdefault("disjoint", False)
+        experiment = values.setdefault("experiment", {})
+        if isinstance(experiment, dict):
+            experiment.setdefault("rules", ["holdout"])
+    return values
 
 
 def read_file(path: Path) -> dict[str, Any]:
@@ -375,6 +395,66 @@ def _relations(config: Config) -> list[tuple[tuple[str, ...], bool, str]]:
             vote.scoring == "exact" or vote.bound,
             "vote.scoring = 'first-order': needs vote.bound = true, since a linear score rewards "
             "length without end",
+        ),
+        *_relations_of_mode(config),
+    ]
+
+
+def _relations_of_mode(config: Config) -> list[tuple[tuple[str, ...], bool, str]]:
+    """What agreement without a server asks for, and what has no meaning there, or only there."""
+    federation, liars = config.federation, config.federation.byzantine_workers
+    workers, assumed = federation.workers, federation.byzantine_assumed
+    if federation.mode == "central":
+        return [
+            (
+                ("attack.equivocate",),
+                not config.attack.equivocate,
+                "attack.equivocate = true: needs federation.mode = 'decentralized', since a server "
+                "takes one version",
+            )
+        ]
+    return [
+        (
+            ("federation.disjoint",),
+            not federation.disjoint,
+            "federation.disjoint = true: must be false in mode 'decentralized', since every worker "
+            "draws its own lots",
+        ),
+        (
+            ("federation.redraw_until_honest_majority",),
+            not federation.redraw_until_honest_majority,
+            "federation.redraw_until_honest_majority = true: must be false in mode "
+            "'decentralized', since nobody can draw again",
+        ),
+        (
+            ("training.momentum",),
+            config.training.momentum == 0,
+            f"training.momentum = {config.training.momentum}: must be 0 in mode 'decentralized', "
+            "since there is no server to have it",
+        ),
+        (
+            ("vote.bound",),
+            config.vote.bound,
+            "vote.bound = false: must be true in mode 'decentralized', where the bound is part of "
+            "the chain",
+        ),
+        *(
+            (
+                (f"federation.{key}", "federation.workers"),
+                workers >= 3 * count + 1,
+                f"federation.{key} = {write_share(value)}: agreement needs n >= 3B + 1 workers, of "
+                f"which B may lie; got n={workers}, B={count}",
+            )
+            for key, value, count in (
+                ("byzantine", federation.byzantine, liars),
+                ("assumed_byzantine", federation.assumed_byzantine, assumed),
+            )
+        ),
+        (
+            ("attack.equivocate", "federation.byzantine", "federation.assumed_byzantine"),
+            not config.attack.equivocate or liars <= assumed,
+            f"attack.equivocate = true: at most floor(assumed_byzantine * n) = {assumed} of the "
+            f"workers may lie, or the network halts when it has caught more; got {liars}",
         ),
     ]
 

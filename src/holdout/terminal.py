@@ -1,8 +1,11 @@
 """What a person sees in the terminal: a progress bar while it runs, a table at the end."""
 
+from __future__ import annotations
+
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.progress import (
@@ -15,9 +18,14 @@ from rich.progress import (
 )
 from rich.table import Table
 
-from holdout.experiments.curves import TableRow
-from holdout.experiments.runner import Progress as RoundProgress
-from holdout.experiments.runner import Watch
+if TYPE_CHECKING:
+    # Only for their names: the simulator of the protocol shows its progress without torch.
+    from holdout.experiments.curves import TableRow
+    from holdout.experiments.runner import Progress as RoundProgress
+    from holdout.experiments.runner import Watch
+
+LINES = 20
+"""So many lines tell the progress of a batch where there is no terminal."""
 
 
 @contextmanager
@@ -31,7 +39,43 @@ def watching() -> Iterator[Callable[[str], Watch]]:
     if not console.is_terminal:
         yield _print_lines
         return
-    bar = Progress(
+    bar = _bar(console)
+    with bar:
+        task = bar.add_task("checking the config, loading the data", total=None)
+        yield lambda start: _bar_watch(start, bar, task)
+
+
+@contextmanager
+def counting(what: str) -> Iterator[Callable[[int, int, int], None]]:
+    """The same for a batch of runs: told (done, in all, violations so far)."""
+    console = Console(stderr=True)
+    if not console.is_terminal:
+
+        def line(done: int, total: int, broken: int) -> None:
+            if done * LINES // total > (done - 1) * LINES // total:
+                share = 100 * done / total
+                text = f"{share:3.0f} %  {done} of {total} {what}, violations: {broken}"
+                print(text, file=sys.stderr, flush=True)
+
+        yield line
+        return
+    bar = _bar(console)
+    with bar:
+        task = bar.add_task(what, total=None)
+
+        def move(done: int, total: int, broken: int) -> None:
+            bar.update(
+                task,
+                description=f"{done} of {total} {what}, violations: {broken}",
+                completed=done,
+                total=total,
+            )
+
+        yield move
+
+
+def _bar(console: Console) -> Progress:
+    return Progress(
         TextColumn("{task.description}", markup=False),
         BarColumn(),
         TextColumn("{task.percentage:3.0f} %"),
@@ -41,9 +85,6 @@ def watching() -> Iterator[Callable[[str], Watch]]:
         console=console,
         transient=True,
     )
-    with bar:
-        task = bar.add_task("checking the config, loading the data", total=None)
-        yield lambda start: _bar_watch(start, bar, task)
 
 
 def _bar_watch(start: str, bar: Progress, task: TaskID) -> Watch:

@@ -25,6 +25,7 @@ RULE_NAMES = {
     "bulyan": "Bulyan",
     "holdout-paper": "HoldOut (paper)",
     "holdout": "HoldOut",
+    "holdout-central": "HoldOut (server)",
 }
 
 

@@ -6,7 +6,7 @@ Own rules, attacks, models, data and workers are passed as objects (`Own`) or na
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from functools import partial
 from pathlib import Path
@@ -42,6 +42,8 @@ from holdout.voting import Gate, Quorum, Terms, approve_count, draw_byzantine
 from holdout.workers import HonestWorker, Recipe, Shard, Worker
 
 VOTES = ("holdout-paper", "holdout")
+CENTRAL = "holdout-central"
+"""In mode `decentralized`: the same setting with a truthful server, for comparison."""
 NEED_PATH = ("idx", "npz")
 TRAINING_ROWS = {"mnist": 60_000, "cifar10": 50_000, "mnist-5k": 4_000}
 
@@ -165,7 +167,8 @@ def _load(config: Config, own: Own) -> Dataset:
 def terms_of(config: Config, rule: str) -> Terms:
     """The terms of the vote that a rule's name stands for."""
     if rule == "holdout-paper":
-        return Terms.paper(config.federation.f)
+        # Without a server the bound is part of the chain, whatever the ballots look like.
+        return replace(Terms.paper(config.federation.f), bound=is_decentralized(config, rule))
     return Terms(
         config.federation.f,
         gate=Gate(config.vote.gate),
@@ -173,6 +176,11 @@ def terms_of(config: Config, rule: str) -> Terms:
         bound=config.vote.bound,
         first_order=config.vote.scoring == "first-order",
     )
+
+
+def is_decentralized(config: Config, rule: str) -> bool:
+    """Whether the rule is run without a server; the unattacked mean never is."""
+    return config.federation.mode == "decentralized" and rule in VOTES
 
 
 class _Checks:
@@ -186,7 +194,7 @@ class _Checks:
 
     def own_names(self) -> None:
         """A name that is taken would tell results of different rules apart no more."""
-        taken = {*RULES, *VOTES}
+        taken = {*RULES, *VOTES, CENTRAL}
         self.problems.extend(
             f"own rule {name!r}: the name is taken by a built-in rule"
             for name in self.own.rules
@@ -241,12 +249,25 @@ class _Checks:
     def _method(self, rule: str) -> Rule | Terms | None:
         if rule in VOTES:
             return terms_of(self.config, rule)
+        if self.config.federation.mode == "decentralized":
+            if rule == CENTRAL:
+                return terms_of(self.config, rule)
+            self._no_server(rule)
+            return None
         if rule in self.own.rules:
             return self.own.rules[rule]
         found: Rule | None = self._look_up("experiment.rules", rule, RULES, also=VOTES)
         if found is not None and rule in RULES:
             self._check_feasible(rule, found)
         return found
+
+    def _no_server(self, rule: str) -> None:
+        if "experiment.rules" not in self.wrong:
+            self.problems.append(
+                f"experiment.rules = {rule!r}: not in federation.mode = 'decentralized', where "
+                f"workers vote; there are {', '.join(VOTES)} and, with a server for comparison, "
+                f"{CENTRAL}"
+            )
 
     def _check_feasible(self, rule: str, function: Rule) -> None:
         involved = ("proposers", "assumed_byzantine", "workers")

@@ -18,6 +18,7 @@ import tomli_w
 from plotly.offline import get_plotlyjs
 
 from holdout.errors import RunFolderError
+from holdout.experiments.agreements import agreement_table, is_agreement_or_null, network_notes
 from holdout.experiments.curves import Curve, TableRow, final_table, group
 from holdout.experiments.drawn import chart_lines, thinned_charts, votes
 from holdout.experiments.figures import accuracy_png
@@ -93,6 +94,7 @@ _KINDS: Mapping[str, Callable[[Any], bool]] = {
     "ballots": _is_ballots_or_null,
     "rejected_proposals": _is_counts_or_null,
     "rejected_ballots": _is_counts_or_null,
+    "agreement": is_agreement_or_null,
 }
 
 
@@ -101,7 +103,8 @@ def _page(run: Run, curves: Sequence[Curve]) -> str:
     missing = unfinished(curves, run.config)
     if missing and curves:
         missing.insert(0, "The run is incomplete. What follows is what there is.")
-    notes = [*missing, *cautions(curves)]
+    notes = [*missing, *cautions(curves), *network_notes(run.config)]
+    agreed = agreement_table(curves)
     shown, thinned = votes(curves)
     data = {
         "curves": chart_lines(curves),
@@ -118,6 +121,8 @@ def _page(run: Run, curves: Sequence[Curve]) -> str:
         "notes": "".join(f"<li>{html.escape(note)}</li>" for note in notes),
         "has_notes": "" if notes else "hidden",
         "final_table": _final_table_html(rows),
+        "has_agreement": "" if agreed else "hidden",
+        "agreement_table": _table_html(*agreed) if agreed else "",
         "outcome_table": _outcome_table_html(curves),
         "config": html.escape(tomli_w.dumps(run.config)),
         "environment": _environment_html(run.folder),
@@ -148,6 +153,7 @@ def _facts(run: Run, curves: Sequence[Curve]) -> list[str]:
         *known("federation", "workers", "{} workers"),
         *known("federation", "proposers", "{} proposers"),
         *known("federation", "voters", "{} voters a round"),
+        *(["no server"] if any(line.get("agreement") for c in curves for line in c.rounds) else []),
         *known("experiment", "rounds", "{} rounds"),
         *([f"{seeds} seed{'s' if seeds > 1 else ''}"] if seeds else []),
     ]

@@ -15,11 +15,13 @@ from holdout import results
 from holdout.config import Config
 from holdout.errors import RunFolderError
 from holdout.experiments.curves import TableRow, final_table
-from holdout.experiments.plan import Own, Plan, make_plan
+from holdout.experiments.plan import Own, Plan, is_decentralized, make_plan
 from holdout.experiments.report import write_report
 from holdout.results import Checkpoint, RunFolder
 from holdout.rounds import RoundRecord
-from holdout.simulation.central import run_round
+from holdout.simulation import central, decentralized
+from holdout.simulation.agreed import chain_arrays
+from holdout.simulation.founding import notes_on
 from holdout.simulation.stage import State, first_state
 
 
@@ -66,27 +68,39 @@ def run(
     resume: bool = False,
     own: Own | None = None,
     watch: Watch | None = None,
+    say: Callable[[str], None] | None = None,
 ) -> Result:
     """Run an experiment; with `out`, into a run folder, else in memory alone.
 
     Everything is checked before any work is done. With `resume`, go on where the folder's
-    checkpoint says; the result is the same as that of an uninterrupted run.
+    checkpoint says; the result is the same as that of an uninterrupted run. `say` is told the
+    result's notes before the first round: what the sizes of a network without a server do not
+    guarantee, or that a resumed run may differ.
     """
     plan = make_plan(config, own)
+    notes = _tell(say, notes_on(plan.config))
     if out is None:
-        return _finish(plan, _run_curves(plan, None, None, [], watch), None)
+        return _finish(plan, _run_curves(plan, None, None, [], watch), None, notes)
     path = Path(out)
     if not resume:
         with results.create(path, plan.config.as_toml()) as folder:
-            return _finish(plan, _run_curves(plan, folder, None, [], watch), folder)
+            return _finish(plan, _run_curves(plan, folder, None, [], watch), folder, notes)
 
     def check(checkpoint: Checkpoint, done: Sequence[Mapping[str, Any]]) -> None:
         _check_fit(plan, _restore(checkpoint), done)
 
     with results.resume(path, plan.config.as_dict(), check=check) as (folder, checkpoint):
         done = list(results.read_run(path).rounds)
+        notes += _tell(say, _notes(checkpoint, plan.config))
         rounds = _run_curves(plan, folder, checkpoint, done, watch)
-        return _finish(plan, rounds, folder, _notes(checkpoint, plan.config))
+        return _finish(plan, rounds, folder, notes)
+
+
+def _tell(say: Callable[[str], None] | None, notes: list[str]) -> list[str]:
+    if say is not None:
+        for note in notes:
+            say(note)
+    return notes
 
 
 def environment(config: Config) -> dict[str, Any]:
@@ -150,6 +164,8 @@ def _run_curve(
     curve, seed = plan.curves[number]
     federation = plan.federation(curve, seed)
     state = place.state or first_state(federation)
+    serverless = is_decentralized(plan.config, curve.rule)
+    run_round = decentralized.run_round if serverless else central.run_round
     try:
         while state.round < experiment.rounds and not state.diverged:
             record, state = run_round(federation, curve, state)
@@ -200,6 +216,7 @@ def _checkpoint(place: _Place, config: Config) -> Checkpoint:
             "last_honest": state.last_honest,
         }
         arrays = {name: tensor.numpy() for name, tensor in tensors.items() if tensor is not None}
+        arrays |= chain_arrays(state)
     return Checkpoint(meta, arrays)
 
 
@@ -210,7 +227,11 @@ def _restore(checkpoint: Checkpoint | None) -> _Place:
     try:
         if "round" not in meta:
             return _Place(int(meta["curve"]), None, None)
-        tensors = {name: torch.from_numpy(array) for name, array in checkpoint.arrays.items()}
+        tensors = {
+            name: torch.from_numpy(checkpoint.arrays[name])
+            for name in ("weights", "velocity", "last_honest")
+            if name in checkpoint.arrays
+        }
         state = State(
             round=meta["round"],
             weights=tensors["weights"],
@@ -219,7 +240,7 @@ def _restore(checkpoint: Checkpoint | None) -> _Place:
             last_honest=tensors.get("last_honest"),
             diverged=meta["diverged"],
         )
-        return _Place(int(meta["curve"]), state, None)
+        return _Place(int(meta["curve"]), decentralized.resumed(checkpoint.arrays, state), None)
     except (KeyError, TypeError, ValueError) as error:
         raise _misfit(str(error)) from error
 
@@ -234,7 +255,12 @@ def _check_fit(plan: Plan, place: _Place, done: Sequence[Mapping[str, Any]]) -> 
     expected = {"rule": curve.rule, "attack": curve.attack, "seed": seed}
     if place.state:
         expected["round"] = place.state.round
-        _check_shapes(place.state, like=plan.federation(curve, seed).initial_weights)
+        federation = plan.federation(curve, seed)
+        _check_shapes(place.state, like=federation.initial_weights)
+        if is_decentralized(plan.config, curve.rule):
+            fault = decentralized.misfit(federation, curve.rule, place.state)
+            if fault is not None:
+                raise _misfit(fault)
     if not done or any(done[-1].get(key) != value for key, value in expected.items()):
         raise _misfit(f"{results.ROUNDS} does not end with {expected}")
 

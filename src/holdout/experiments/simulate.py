@@ -1,0 +1,231 @@
+"""`holdout simulate`: many runs of the decentralized protocol under faults, from their seeds."""
+
+import multiprocessing
+import os
+import shlex
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import partial
+
+from holdout.agreement import sizing
+from holdout.agreement.guarantees import shortfalls
+from holdout.agreement.params import Mode
+from holdout.agreement.sizing import Risk
+from holdout.errors import UserError
+from holdout.results import to_json
+from holdout.shares import write_share
+from holdout.simulation.adversaries_agreement import BEHAVIOURS
+from holdout.simulation.checkers import Violation
+from holdout.simulation.cluster import usual_sizes
+from holdout.simulation.faults import ALL_FAULTS, RunType, read_faults
+from holdout.simulation.trace import Trace
+from holdout.simulation.trial import Outcome, Trial, run_trial
+
+SEED_MAX = 1 << 63
+ONE_PROCESS = 16
+"""So few runs are not worth starting processes for."""
+
+Watch = Callable[[int, int, int], None]
+"""Told (runs done, runs in all, violations so far)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Which runs are asked for."""
+
+    seeds: range
+    trial: Trial
+    faults: str = "all"
+    """As it was written, for the command that replays a run."""
+
+    def replay(self, seed: int) -> str:
+        """The command that shows this run, step by step."""
+        trial = self.trial
+        words = [
+            *("holdout", "simulate", "--seed", str(seed), "--workers", str(trial.workers)),
+            *("--byzantine", str(write_share(trial.byzantine))),
+            *("--rounds", str(trial.rounds), "--faults", self.faults, "--mode", str(trial.mode)),
+            *("--type", str(trial.type_of(seed))),
+        ]
+        for name, size in (("--proposers", trial.proposers), ("--voters", trial.voters)):
+            if size is not None:
+                words += [name, str(size)]
+        return shlex.join([*words, "--trace"])
+
+    def notes(self) -> list[str]:
+        """What a user should know before it starts: sizes below the tables, and their price."""
+        trial = self.trial
+        planned = usual_sizes(trial.workers, trial.byzantine, trial.mode)
+        small = [
+            f"{name} = {size} (the tables ask for {wanted})"
+            for name, size, wanted in (
+                ("proposers", trial.proposers, planned.proposers),
+                ("voters", trial.voters, planned.voters.size),
+            )
+            if size is not None and size < wanted
+        ]
+        if not small:
+            return []
+        chosen = usual_sizes(
+            trial.workers,
+            trial.byzantine,
+            trial.mode,
+            proposers=trial.proposers,
+            voters=trial.voters,
+        )
+        risk = Risk(rounds=trial.rounds)
+        missing = shortfalls(chosen, n=trial.workers, f=trial.byzantine, risk=risk)
+        return [
+            f"sizes below the tables: {', '.join(small)}",
+            *(f"not guaranteed: {text}" for text in missing),
+        ]
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What came of all runs."""
+
+    plan: Plan
+    runs: int
+    liveness_runs: int
+    rounds: int
+    periods: int
+    steps: int
+    messages: int
+    evidence: int
+    violations: tuple[tuple[int, Violation], ...]
+    """With their seeds."""
+
+    @property
+    def periods_per_round(self) -> float | None:
+        """Periods that a decided round took, on average; None: nothing was decided."""
+        return self.periods / self.rounds if self.rounds else None
+
+    def as_json(self) -> str:
+        """One JSON document."""
+        document = {
+            "runs": self.runs,
+            "rounds": self.rounds,
+            "periods_per_round": self.periods_per_round,
+            "violations": [
+                {
+                    "seed": seed,
+                    "invariant": violation.invariant,
+                    "replay": self.plan.replay(seed),
+                }
+                for seed, violation in self.violations
+            ],
+        }
+        return to_json(document, indent=1)
+
+    def as_text(self) -> str:
+        """The same for people."""
+        trial = self.plan.trial
+        average = self.periods_per_round
+        lines = [
+            f"{self.runs} runs of {trial.workers} workers, up to {trial.params.byzantine} of them "
+            f"Byzantine (mode {trial.mode}, faults: {self.plan.faults}): "
+            f"{self.runs - self.liveness_runs} for safety, {self.liveness_runs} for liveness",
+            f"  rounds decided       {self.rounds}, {self.steps} of them with a step",
+            f"  periods per round    {'-' if average is None else f'{average:.2f}'}",
+            f"  messages             {self.messages}",
+            f"  evidence of lies     {self.evidence}",
+            f"  violations           {len(self.violations) or 'none'}",
+        ]
+        for seed, violation in self.violations:
+            lines += [
+                f"seed {seed}: {violation.invariant} at {violation.time / 1e6:.3f} s: "
+                f"{violation.what}",
+                f"  {self.plan.replay(seed)}",
+            ]
+        return "\n".join(lines)
+
+
+def make_plan(
+    *,
+    seeds: range,
+    workers: int,
+    byzantine: Fraction | int,
+    rounds: int = 1,
+    faults: str = "all",
+    mode: str = "all",
+    run_type: str | None = None,
+    proposers: int | None = None,
+    voters: int | None = None,
+) -> Plan:
+    """Check everything that the user said; refused with the reason where it cannot work."""
+    if not len(seeds):
+        raise UserError(
+            f"a range of seeds A..B holds at least one, with A < B (B itself is not included); got "
+            f"{seeds.start}..{seeds.stop}"
+        )
+    if seeds.start < 0 or seeds.stop > SEED_MAX:
+        raise UserError(f"seeds lie between 0 and {SEED_MAX}; got {seeds.start}..{seeds.stop}")
+    if workers < 2:  # noqa: PLR2004
+        raise UserError(f"a network has at least 2 workers; got {workers}")
+    sizing.check_population(workers, byzantine)
+    for name, size in (("proposers", proposers), ("voters", voters)):
+        if size is not None and not 1 <= size <= workers:
+            raise UserError(f"{name} must be 1 to {workers}, the number of workers; got {size}")
+    kinds, named = read_faults(faults, BEHAVIOURS)
+    trial = Trial(
+        workers,
+        sizing.as_share(byzantine, workers),
+        rounds=rounds,
+        run_type=None if run_type is None else RunType(run_type),
+        faults=kinds,
+        behaviours=named or tuple(BEHAVIOURS),
+        mode=Mode(mode),
+        proposers=proposers,
+        voters=voters,
+    )
+    _ = trial.params  # Refuses a mode that does not fit.
+    return Plan(seeds, trial, faults if kinds != ALL_FAULTS else "all")
+
+
+def simulate(plan: Plan, *, watch: Watch | None = None, processes: int | None = None) -> Report:
+    """Run all seeds, on all cores; runs are independent, so their order changes nothing."""
+    done: list[Outcome] = []
+    broken = 0
+    for outcome in _outcomes(plan, processes or os.cpu_count() or 1):
+        done.append(outcome)
+        broken += len(outcome.violations)
+        if watch is not None:
+            watch(len(done), len(plan.seeds), broken)
+    return summarise(plan, done)
+
+
+def summarise(plan: Plan, outcomes: Sequence[Outcome]) -> Report:
+    """The report of these runs."""
+    return Report(
+        plan,
+        runs=len(outcomes),
+        liveness_runs=sum(outcome.run_type is RunType.LIVENESS for outcome in outcomes),
+        rounds=sum(outcome.rounds for outcome in outcomes),
+        periods=sum(outcome.periods for outcome in outcomes),
+        steps=sum(outcome.steps for outcome in outcomes),
+        messages=sum(outcome.messages for outcome in outcomes),
+        evidence=sum(outcome.evidence for outcome in outcomes),
+        violations=tuple(
+            (outcome.seed, violation) for outcome in outcomes for violation in outcome.violations
+        ),
+    )
+
+
+def show(plan: Plan, seed: int) -> tuple[Report, Trace]:
+    """One run with its trace."""
+    trace = Trace()
+    return summarise(plan, [run_trial(plan.trial, seed, trace)]), trace
+
+
+def _outcomes(plan: Plan, processes: int) -> Iterator[Outcome]:
+    run = partial(run_trial, plan.trial)
+    if processes == 1 or len(plan.seeds) <= ONE_PROCESS:
+        yield from map(run, plan.seeds)
+        return
+    # New processes, not copies of this one: a copied process may hold a lock that nobody frees.
+    context = multiprocessing.get_context("spawn")
+    share = max(1, min(32, len(plan.seeds) // (4 * processes)))
+    with context.Pool(min(processes, len(plan.seeds))) as pool:
+        yield from pool.imap(run, plan.seeds, share)
