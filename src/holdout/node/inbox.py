@@ -1,0 +1,165 @@
+"""What waits to be handled: bounded, fair between senders, the urgent first; and how much may come.
+
+Everything here happens before any signature is looked at. A sender that talks too much loses its
+own messages, nobody else's: each has its own allowance and its own places in the queue.
+"""
+
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from holdout.agreement.events import Urgency
+from holdout.agreement.messages import Kind
+from holdout.agreement.params import Params
+
+QUEUE_MAX = 512
+"""Messages of one sender and urgency that may wait."""
+
+URGENCIES = {
+    Kind.VOTE: Urgency.VOTE,
+    Kind.BUNDLE: Urgency.VOTE,
+    Kind.LEAD: Urgency.VOTE,
+    Kind.FINISHED: Urgency.VOTE,
+    Kind.BALLOT: Urgency.BALLOT,
+    Kind.EVIDENCE: Urgency.BALLOT,
+    Kind.UPDATE: Urgency.UPDATE,
+}
+
+
+class Dropped(StrEnum):
+    """Why something was dropped before it was looked at."""
+
+    OVERSIZE = "oversize"
+    TOO_MANY = "too-many"
+    """Above the sender's allowance of messages or bytes."""
+    QUEUE_FULL = "queue-full"
+    REPEATED = "repeated"
+    """An exact copy of what was accepted before."""
+    UNKNOWN_SENDER = "unknown-sender"
+
+
+def urgency_of(data: bytes) -> Urgency:
+    """By the kind that the message claims; a lie only changes its own place."""
+    return URGENCIES.get(Kind(data[0]), Urgency.ANSWER) if is_agreement(data) else Urgency.ANSWER
+
+
+def is_agreement(data: bytes) -> bool:
+    """Whether this is a message for the agreement core, not one of the gossip's own."""
+    return bool(data) and data[0] in _KINDS
+
+
+_KINDS = frozenset(int(kind) for kind in Kind)
+
+
+@dataclass(frozen=True, slots=True)
+class Allowance:
+    """What one sender may send: so much at once, so much a second."""
+
+    message_bytes_max: int
+    messages_burst: int
+    messages_rate: float
+    bytes_burst: int
+    bytes_rate: float
+
+    @classmethod
+    def of(cls, params: Params) -> "Allowance":
+        """Several times what an honest worker ever sends, even while it helps others to catch up.
+
+        In a round it sends about a dozen messages of its own and passes on a few of each other
+        worker's; a worker that is behind is sent fifty certificates at once.
+        """
+        n = params.workers
+        # The largest: evidence, which holds two ballots; a certificate with n signatures is less.
+        message = 4_096 + 512 * n
+        burst = 1_000 + 40 * n
+        return cls(
+            message, burst, burst / 2, 64 * message + 512 * burst, 32 * message + 256 * burst
+        )
+
+
+@dataclass(slots=True)
+class _Account:
+    messages: float
+    size: float
+    updated: float
+
+
+class Meter:
+    """Counts what each sender sends against its allowance."""
+
+    def __init__(self, allowance: Allowance, clock: Callable[[], float]) -> None:
+        self._allowance = allowance
+        self._clock = clock
+        self._accounts: dict[int, _Account] = {}
+
+    def fault(self, sender: int, size: int) -> Dropped | None:
+        """Why this message must be dropped, or None: it is counted and may pass."""
+        rule = self._allowance
+        if size > rule.message_bytes_max:
+            return Dropped.OVERSIZE
+        now = self._clock()
+        account = self._accounts.get(sender)
+        if account is None:
+            account = self._accounts[sender] = _Account(rule.messages_burst, rule.bytes_burst, now)
+        passed = now - account.updated
+        account.updated = now
+        account.messages = min(rule.messages_burst, account.messages + passed * rule.messages_rate)
+        account.size = min(rule.bytes_burst, account.size + passed * rule.bytes_rate)
+        if account.messages < 1 or account.size < size:
+            return Dropped.TOO_MANY
+        account.messages -= 1
+        account.size -= size
+        return None
+
+
+@dataclass(slots=True)
+class _Lane:
+    """The messages of one urgency: a queue for each sender, served in turn."""
+
+    queues: dict[int, deque[bytes]] = field(default_factory=dict)
+    turns: deque[int] = field(default_factory=deque)
+
+
+class Inbox:
+    """A bounded queue between the transport's threads and the one task that handles messages."""
+
+    def __init__(self, senders: Sequence[int], queue_max: int = QUEUE_MAX) -> None:
+        self._queue_max = queue_max
+        self._lock = threading.Lock()
+        self._lanes = tuple(_Lane({sender: deque() for sender in senders}) for _ in sorted(Urgency))
+        self._count = 0
+
+    def put(self, sender: int, data: bytes) -> Dropped | None:
+        """Queue a message; why not, if it was dropped."""
+        lane = self._lanes[urgency_of(data)]
+        queue = lane.queues.get(sender)
+        if queue is None:
+            return Dropped.UNKNOWN_SENDER
+        with self._lock:
+            if len(queue) >= self._queue_max:
+                return Dropped.QUEUE_FULL
+            if not queue:
+                lane.turns.append(sender)
+            queue.append(data)
+            self._count += 1
+        return None
+
+    def get(self) -> tuple[int, bytes] | None:
+        """The next message: the most urgent, of the sender that has waited longest."""
+        with self._lock:
+            for lane in self._lanes:
+                if not lane.turns:
+                    continue
+                sender = lane.turns.popleft()
+                queue = lane.queues[sender]
+                data = queue.popleft()
+                if queue:
+                    lane.turns.append(sender)
+                self._count -= 1
+                return sender, data
+        return None
+
+    def __len__(self) -> int:
+        return self._count

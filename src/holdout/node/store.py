@@ -1,0 +1,462 @@
+"""What outlives a crash: one SQLite file, and blobs as files named by their digest.
+
+    store/node.sqlite    safety (one row), decided rounds, evidence, and which blobs are kept
+    store/blobs/         KIND-DIGEST, written under another name, synced, then renamed
+
+The rule behind it: nothing signed leaves before it is durable, and a store that lost something must
+be seen to have lost it. Hence SQLite's rollback journal and not its write-ahead log: a log whose
+end is cut off or damaged is taken for a shorter one, and the node would vote again without knowing
+that it has voted (`docs/decisions/0011-rollback-journal.md`).
+
+A store is made once, by `create`, when a member joins a network. Starting without one, or with one
+that cannot be read, is amnesia: `open_store` makes an empty one that says so, and the node only
+watches until others have told it how far the chain is.
+"""
+
+import fcntl
+import os
+import shutil
+import sqlite3
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Self
+
+from holdout.agreement import aggregate, safety
+from holdout.agreement.codec import decode
+from holdout.agreement.events import BlobKind
+from holdout.agreement.headers import read_header
+from holdout.agreement.messages import Evidence, Finished
+from holdout.agreement.params import Genesis
+from holdout.agreement.wire import read_bundle, read_evidence
+from holdout.errors import InvalidMessage, UserError
+from holdout.ids import Digest
+
+FOLDER, DATABASE, BLOBS, LOCK = "store", "node.sqlite", "blobs", ".lock"
+EVIDENCE_MAX = 10_000
+"""Pieces of evidence that are kept, the newest."""
+
+_SCHEMA = """
+CREATE TABLE meta(key TEXT PRIMARY KEY, value BLOB NOT NULL) STRICT;
+CREATE TABLE safety(id INTEGER PRIMARY KEY CHECK (id = 1), state BLOB NOT NULL) STRICT;
+CREATE TABLE finished(round INTEGER PRIMARY KEY, header BLOB NOT NULL, certificate BLOB NOT NULL)
+    STRICT;
+CREATE TABLE blobs(digest BLOB PRIMARY KEY, kind INTEGER NOT NULL, round INTEGER NOT NULL) STRICT;
+CREATE TABLE evidence(worker INTEGER, round INTEGER, kind INTEGER, proof BLOB NOT NULL,
+    PRIMARY KEY (worker, round, kind)) STRICT;
+"""
+
+
+class StoreError(UserError):
+    """A write failed, or there is no room for one: the node stops where it is."""
+
+
+@dataclass(frozen=True, slots=True)
+class Retention:
+    """For how many rounds things are kept; 0: for ever."""
+
+    bodies: int = 100
+    gradients: int = 2
+    models: int = 3
+
+    def of(self, kind: BlobKind) -> int:
+        """Of this kind."""
+        match kind:
+            case BlobKind.BLOCK:
+                return self.bodies
+            case BlobKind.PAYLOAD:
+                return self.gradients
+            case BlobKind.MODEL:
+                return self.models
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Keep a second process out of a node's folder."""
+    try:
+        file = (folder / LOCK).open("wb")
+    except OSError as error:
+        raise UserError(f"{folder} cannot be used: {error.strerror}") from None
+    with file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise UserError(f"another process runs the node in {folder}") from None
+        yield
+
+
+class Store:
+    """A node's durable memory. One thread at a time."""
+
+    def __init__(self, folder: Path, retention: Retention, free_bytes_min: int) -> None:
+        self._blobs = folder / BLOBS
+        self._folder = folder
+        self._retention = retention
+        self._free_bytes_min = free_bytes_min
+        self._database = _connect(folder / DATABASE)
+
+    # -- making and opening -----------------------------------------------------------------------
+
+    @classmethod
+    def create(cls, folder: Path, genesis: Genesis, model: bytes) -> None:
+        """The first store of a member, with the first model in it."""
+        if (folder / DATABASE).exists():
+            raise UserError(f"{folder} has a store already")
+        _make(folder, genesis, safety.initial(genesis))
+        store = cls(folder, Retention(), 0)
+        with store:
+            store.add_blob(BlobKind.MODEL, genesis.params.model_first, model, 0, durable=True)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Let go of the file."""
+        self._database.close()
+
+    # -- writing ----------------------------------------------------------------------------------
+
+    def check_room(self) -> None:
+        """Refuse to go on while a write can still be refused cleanly."""
+        free = shutil.disk_usage(self._folder).free
+        if free < self._free_bytes_min:
+            raise StoreError(
+                f"the disk of {self._folder} has {free >> 20} MB left, less than the"
+                f" {self._free_bytes_min >> 20} MB that this node keeps free"
+                " (storage.free_megabytes_min); nothing is lost: make room and start it again"
+            )
+
+    def persist(
+        self,
+        state: bytes,
+        finished: Sequence[tuple[int, Finished]] = (),
+        blobs: Sequence[tuple[BlobKind, Digest, bytes, int]] = (),
+    ) -> None:
+        """Make all of this durable, or raise and change nothing."""
+        with _failing_clearly(self._folder):
+            self.check_room()
+            new = [item for item in blobs if not self._is_kept(item[1])]
+            for kind, digest, data, _ in new:
+                self._write_blob(kind, digest, data, durable=True)
+            if new:
+                _sync_folder(self._blobs)
+            with self._transaction() as database:
+                for kind, digest, _, round_number in new:
+                    _note_blob(database, kind, digest, round_number)
+                for round_number, item in finished:
+                    database.execute(
+                        "INSERT INTO finished VALUES (?, ?, ?)",
+                        (round_number, item.header, item.certificate.encode_bare()),
+                    )
+                database.execute("INSERT OR REPLACE INTO safety VALUES (1, ?)", (state,))
+
+    def add_blob(
+        self, kind: BlobKind, digest: Digest, data: bytes, round_number: int, *, durable: bool
+    ) -> None:
+        """Keep a blob; where it need not be durable, a crash may lose it and nothing else."""
+        with _failing_clearly(self._folder):
+            self._write_blob(kind, digest, data, durable=durable)
+            if durable:
+                _sync_folder(self._blobs)
+            with self._transaction() as database:
+                _note_blob(database, kind, digest, round_number)
+
+    def add_evidence(self, worker: int, round_number: int, evidence: Evidence) -> None:
+        """Remember that a worker was caught."""
+        with _failing_clearly(self._folder), self._transaction() as database:
+            database.execute(
+                "INSERT OR IGNORE INTO evidence VALUES (?, ?, ?, ?)",
+                (worker, round_number, int(evidence.first.kind), evidence.encode_bare()),
+            )
+            database.execute(
+                "DELETE FROM evidence WHERE rowid <= (SELECT max(rowid) FROM evidence) - ?",
+                (EVIDENCE_MAX,),
+            )
+
+    def finish_round(
+        self, round_number: int, blobs: Sequence[tuple[BlobKind, Digest, bytes, int]]
+    ) -> None:
+        """Keep what the design retains of a decided round, drop what it does not retain longer."""
+        with _failing_clearly(self._folder):
+            for kind, digest, data, _ in blobs:
+                self._write_blob(kind, digest, data, durable=False)
+            gone = self._outdated(round_number)
+            with self._transaction() as database:
+                for kind, digest, _, of_round in blobs:
+                    _note_blob(database, kind, digest, of_round)
+                database.executemany("DELETE FROM blobs WHERE digest = ?", [(d,) for _, d in gone])
+            for kind, digest in gone:
+                self._path(kind, digest).unlink(missing_ok=True)
+
+    def _outdated(self, round_number: int) -> list[tuple[BlobKind, Digest]]:
+        gone: list[tuple[BlobKind, Digest]] = []
+        newest = self._newest_models()
+        for kind in BlobKind:
+            kept = self._retention.of(kind)
+            if kept:
+                rows = self._database.execute(
+                    "SELECT digest FROM blobs WHERE kind = ? AND round <= ?",
+                    (int(kind), round_number - kept),
+                )
+                gone += [(kind, Digest(row[0])) for row in rows if Digest(row[0]) not in newest]
+        return gone
+
+    def _newest_models(self) -> frozenset[Digest]:
+        # In rounds without a step the model stays: the newest is never too old.
+        row = self._database.execute("SELECT header FROM finished ORDER BY round DESC LIMIT 1")
+        found = row.fetchone()
+        return frozenset() if found is None else frozenset({read_header(found[0]).model})
+
+    def _is_kept(self, digest: Digest) -> bool:
+        found = self._database.execute("SELECT 1 FROM blobs WHERE digest = ?", (digest,))
+        return found.fetchone() is not None
+
+    @contextmanager
+    def _transaction(self) -> Iterator[sqlite3.Connection]:
+        self._database.execute("BEGIN IMMEDIATE")
+        try:
+            yield self._database
+            self._database.execute("COMMIT")
+        except BaseException:
+            if self._database.in_transaction:
+                self._database.execute("ROLLBACK")
+            raise
+
+    def _path(self, kind: BlobKind, digest: Digest) -> Path:
+        return self._blobs / f"{kind.name.lower()}-{digest.hex()}"
+
+    def _write_blob(self, kind: BlobKind, digest: Digest, data: bytes, *, durable: bool) -> None:
+        path = self._path(kind, digest)
+        partial = path.with_name(f".{path.name}.partial")
+        with partial.open("wb") as file:
+            file.write(data)
+            if durable:
+                file.flush()
+                os.fsync(file.fileno())
+        partial.replace(path)
+
+    # -- reading ----------------------------------------------------------------------------------
+
+    def safety(self) -> bytes | None:
+        """The player's last state; None: amnesia."""
+        row = self._database.execute("SELECT state FROM safety").fetchone()
+        return None if row is None else bytes(row[0])
+
+    def chain(self) -> bytes:
+        """The network that this store belongs to."""
+        row = self._database.execute("SELECT value FROM meta WHERE key = 'chain'").fetchone()
+        return b"" if row is None else bytes(row[0])
+
+    def height(self) -> int:
+        """The newest decided round; 0: none."""
+        row = self._database.execute("SELECT max(round) FROM finished").fetchone()
+        return row[0] or 0
+
+    def finished(self, first: int, last: int) -> list[Finished]:
+        """The decided rounds of a range, in order."""
+        rows = self._database.execute(
+            "SELECT header, certificate FROM finished WHERE round BETWEEN ? AND ? ORDER BY round",
+            (first, last),
+        )
+        return [Finished(bytes(h), decode(bytes(c), read_bundle)) for h, c in rows]
+
+    def blob(self, kind: BlobKind, digest: Digest) -> bytes | None:
+        """A blob that is kept, unchecked."""
+        try:
+            return self._path(kind, digest).read_bytes()
+        except OSError:
+            return None
+
+    def evidence(self) -> list[tuple[int, int, Evidence]]:
+        """(worker, round, evidence), oldest first."""
+        rows = self._database.execute(
+            "SELECT worker, round, proof FROM evidence ORDER BY round, worker, kind"
+        )
+        return [(w, r, decode(bytes(proof), read_evidence)) for w, r, proof in rows]
+
+    def damage(self) -> str | None:
+        """What is wrong with the database; None: nothing."""
+        try:
+            found = self._database.execute("PRAGMA integrity_check(1)").fetchone()
+            if found[0] != "ok":
+                return str(found[0])
+            rounds = [row[0] for row in self._database.execute("SELECT round FROM finished")]
+            if sorted(rounds) != list(range(1, len(rounds) + 1)):
+                return "decided rounds are missing"
+            for item in self.finished(1, len(rounds)):
+                header = read_header(item.header)
+                if item.certificate.value != header.digest:
+                    return f"the certificate of round {header.round} does not fit its block"
+            self.evidence()
+        except (sqlite3.Error, InvalidMessage) as error:
+            return str(error)
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """A store that was opened, and what there is to say about it."""
+
+    store: Store
+    safety: bytes | None
+    """None: amnesia."""
+    notes: tuple[str, ...]
+
+
+def open_store(
+    folder: Path, genesis: Genesis, model: bytes, retention: Retention, free_bytes_min: int
+) -> Opened:
+    """The store of a node that starts; one that is lost or damaged is amnesia, and said so.
+
+    Raises:
+        UserError: The store belongs to another network, or cannot be written.
+    """
+    found = _read_store(folder, genesis, retention, free_bytes_min)
+    if not isinstance(found, str):
+        store, state = found
+        with _failing_clearly(folder):
+            _tidy(folder)
+        return Opened(store, state, ())
+    note = (
+        f"the store in {folder} is lost or damaged ({found}); this node may have forgotten votes,"
+        " so it only watches until enough others have told it how far the chain is"
+    )
+    with _failing_clearly(folder):
+        _set_aside(folder)
+        _make(folder, genesis, None)
+        _tidy(folder)
+        store = Store(folder, retention, free_bytes_min)
+        store.add_blob(BlobKind.MODEL, genesis.params.model_first, model, 0, durable=True)
+    return Opened(store, None, (note,))
+
+
+def _read_store(
+    folder: Path, genesis: Genesis, retention: Retention, free_bytes_min: int
+) -> tuple[Store, bytes | None] | str:
+    """The store and the player's last state, or what is wrong with it."""
+    if not (folder / DATABASE).exists():
+        return "there is no store"
+    try:
+        store = Store(folder, retention, free_bytes_min)
+    except sqlite3.OperationalError as error:
+        raise UserError(f"{folder / DATABASE} cannot be opened: {error}") from None
+    except sqlite3.DatabaseError as error:
+        return str(error)
+    try:
+        damage = store.damage()
+        if damage is None:
+            _check_chain(store, folder, genesis)
+        state = None if damage else store.safety()
+        if state is not None and safety.read_safety(state, genesis.chain) is None:
+            damage = "the safety record is damaged"
+    except BaseException:
+        store.close()
+        raise
+    if damage is not None:
+        store.close()
+        return damage
+    return store, state
+
+
+def _check_chain(store: Store, folder: Path, genesis: Genesis) -> None:
+    if store.chain() != genesis.chain:
+        raise UserError(f"{folder} holds the store of another network than the genesis file names")
+
+
+def _tidy(folder: Path) -> None:
+    """Remove what a crash left half-written; also shows whether the folder can be written."""
+    probe = folder / BLOBS / ".probe.partial"
+    probe.write_bytes(b"")
+    for partial in (folder / BLOBS).glob(".*.partial"):
+        partial.unlink()
+
+
+def _set_aside(folder: Path) -> None:
+    """Keep a damaged store for whoever wants to look at it."""
+    number = 1
+    while (folder / f"damaged-{number}").exists():
+        number += 1
+    found = [path for path in (folder / DATABASE, folder / f"{DATABASE}-journal") if path.exists()]
+    if found:
+        (folder / f"damaged-{number}").mkdir()
+        for path in found:
+            path.replace(folder / f"damaged-{number}" / path.name)
+
+
+def _connect(path: Path) -> sqlite3.Connection:
+    # Any thread may use it: the driver sees to it that one does at a time.
+    database = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=5)
+    for setting in (
+        "journal_mode = DELETE",
+        "synchronous = FULL",
+        "locking_mode = EXCLUSIVE",
+        "trusted_schema = OFF",
+        "cell_size_check = ON",
+    ):
+        database.execute(f"PRAGMA {setting}")
+    return database
+
+
+def _make(folder: Path, genesis: Genesis, state: bytes | None) -> None:
+    (folder / BLOBS).mkdir(mode=0o700, parents=True, exist_ok=True)
+    # Whole or not at all: a half-made store must not pass for one.
+    partial = folder / f".{DATABASE}.partial"
+    partial.unlink(missing_ok=True)
+    database = _connect(partial)
+    try:
+        database.executescript(f"BEGIN; {_SCHEMA} COMMIT;")
+        database.execute("BEGIN IMMEDIATE")
+        database.execute("INSERT INTO meta VALUES ('chain', ?)", (genesis.chain,))
+        if state is not None:
+            database.execute("INSERT INTO safety VALUES (1, ?)", (state,))
+        database.execute("COMMIT")
+    finally:
+        database.close()
+    partial.replace(folder / DATABASE)
+    _sync_folder(folder)
+
+
+def _note_blob(
+    database: sqlite3.Connection, kind: BlobKind, digest: Digest, round_number: int
+) -> None:
+    database.execute(
+        "INSERT INTO blobs VALUES (?, ?, ?) ON CONFLICT (digest)"
+        " DO UPDATE SET round = max(round, excluded.round)",
+        (digest, int(kind), round_number),
+    )
+
+
+def _sync_folder(folder: Path) -> None:
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+@contextmanager
+def _failing_clearly(folder: Path) -> Iterator[None]:
+    try:
+        yield
+    except (OSError, sqlite3.Error) as error:
+        raise StoreError(
+            f"{folder} cannot be written ({error}); this node stops, since it must not say what it"
+            " cannot remember. What was written before is whole: mend the disk and start it again"
+        ) from error
+
+
+def checked_blob(
+    store: Store, genesis: Genesis, kind: BlobKind, digest: Digest, warn: Callable[[str], None]
+) -> bytes | None:
+    """A blob whose content is what its name says; a damaged one counts as lost."""
+    data = store.blob(kind, digest)
+    if data is None:
+        return None
+    if not aggregate.blob_matches(kind, digest, data, genesis.params):
+        warn(f"{kind.name.lower()} {digest.hex()[:16]} is damaged on disk; it is fetched again")
+        return None
+    return data

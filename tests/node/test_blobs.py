@@ -1,0 +1,145 @@
+"""Fetching by digest: the right bytes or the next holder."""
+
+import asyncio
+import struct
+
+from test_inbox import params
+
+from holdout.agreement import aggregate
+from holdout.agreement.events import BlobKind
+from holdout.node.blobs import Blobs, Fetcher
+from holdout.node.transport import CHUNK_BYTES
+from holdout.seeds import stream
+
+DIMENSION = 10
+
+
+def gradient(value=1.0, dimension=DIMENSION):
+    data = struct.pack("<f", value) * dimension
+    return aggregate.payload_digest(data), data
+
+
+class Peers:
+    """A transport whose peers answer as they are told."""
+
+    def __init__(self, answers):
+        self.answers = answers
+        self.asked = []
+
+    async def request(self, peer, question, _seconds_max):
+        self.asked.append(peer)
+        await asyncio.sleep(0)
+        answer = self.answers.get(peer)
+        return answer(question) if callable(answer) else answer
+
+
+def fetch(peers, kind, digest, hints, *, rules=None, until=lambda got: got, forget=False):
+    """What a fetcher gets from these peers."""
+    got = []
+
+    async def run():
+        fetcher = Fetcher(
+            peers,
+            rules or params(5),
+            [1, 2, 3, 4],
+            delay=0.001,
+            words=stream(0, "test"),
+            ready=lambda *item: got.append(item),
+        )
+        fetcher.want(kind, digest, hints, 7)
+        fetcher.want(kind, digest, hints, 7)
+        async with asyncio.timeout(5):
+            while not until(got):  # noqa: ASYNC110
+                await asyncio.sleep(0.001)
+        if forget:
+            fetcher.forget(8)
+            assert fetcher.count == 0
+        fetcher.close()
+        return fetcher
+
+    return asyncio.run(run()), got
+
+
+def holder(*blobs):
+    held = Blobs(lambda *_: None)
+    for digest, data in blobs:
+        held.put(BlobKind.PAYLOAD, digest, data, 1)
+    return held.serve
+
+
+def test_the_named_holder_is_asked_first_and_once():
+    digest, data = gradient()
+    peers = Peers({3: holder((digest, data))})
+    _, got = fetch(peers, BlobKind.PAYLOAD, digest, (3, 1))
+    assert got == [(BlobKind.PAYLOAD, digest, data)]
+    assert peers.asked == [3]
+
+
+def test_wrong_bytes_and_silence_lead_to_the_next_holder():
+    digest, data = gradient()
+    _, other = gradient(2.0)
+    size = struct.pack("<Q", len(data))
+    peers = Peers(
+        {
+            1: size + other,
+            2: None,
+            3: struct.pack("<Q", 1 << 60) + data,
+            4: holder((digest, data)),
+        }
+    )
+    fetcher, got = fetch(peers, BlobKind.PAYLOAD, digest, (1, 2, 3))
+    assert got == [(BlobKind.PAYLOAD, digest, data)]
+    assert peers.asked == [1, 2, 3, 4]
+    assert fetcher.wrong == {1: 1, 3: 1}
+    assert fetcher.silent == {2: 1}
+
+
+def test_what_nobody_has_is_asked_for_until_it_is_forgotten():
+    digest, _ = gradient()
+    peers = Peers({})
+    _, got = fetch(
+        peers, BlobKind.PAYLOAD, digest, (), until=lambda _: len(peers.asked) > 12, forget=True
+    )
+    assert got == []
+    assert set(peers.asked) == {1, 2, 3, 4}
+
+
+def test_large_blobs_travel_in_pieces():
+    dimension = CHUNK_BYTES // 4 * 2 + 100
+    rules = params(5).__class__(**{**_fields(params(5)), "dimension": dimension})
+    digest, data = gradient(1.5, dimension)
+    peers = Peers({2: holder((digest, data))})
+    _, got = fetch(peers, BlobKind.PAYLOAD, digest, (2,), rules=rules)
+    assert got == [(BlobKind.PAYLOAD, digest, data)]
+    assert peers.asked == [2, 2, 2]
+
+
+def _fields(value):
+    return {name: getattr(value, name) for name in value.__slots__}
+
+
+def test_strange_questions_are_not_answered():
+    digest, data = gradient()
+    serve = holder((digest, data))
+    assert serve(f"1/{digest.hex()}/0")[8:] == data
+    assert serve(f"1/{digest.hex()}/40")[8:] == b""
+    for question in (
+        "",
+        "1",
+        f"4/{digest.hex()}/0",
+        f"1/{digest.hex()}/41",
+        f"1/{digest.hex()}/-1",
+        f"1/{digest.hex().upper()}/0",
+        "1/../../keys/signing.seed/0",
+        f"1/{'0' * 64}/0",
+    ):
+        assert serve(question) is None, question
+
+
+def test_memory_is_given_back():
+    held = Blobs(lambda *_: None)
+    for number in range(10):
+        digest, data = gradient(float(number + 1))
+        held.put(BlobKind.PAYLOAD, digest, data, number)
+    held.forget(8)
+    assert held.size == 2 * 4 * DIMENSION

@@ -1,0 +1,119 @@
+"""Limits and queues in front of everything else."""
+
+from fractions import Fraction
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from holdout.agreement.events import Urgency
+from holdout.agreement.messages import Kind
+from holdout.agreement.params import Params
+from holdout.ids import Digest
+from holdout.node.inbox import Allowance, Dropped, Inbox, Meter, is_agreement, urgency_of
+
+
+def params(n):
+    return Params(
+        workers=n,
+        f=Fraction(1, 4),
+        quorum=2 * n // 3 + 1,
+        proposers=n,
+        voters=n,
+        leaders=n,
+        ballots_min=1,
+        byzantine_voters_max=1,
+        dimension=10,
+        model_first=Digest(bytes(32)),
+        rates=(0.1,),
+    )
+
+
+class Clock:
+    def __init__(self):
+        self.now = 0.0
+
+    def __call__(self):
+        return self.now
+
+
+def test_the_urgent_comes_first_and_senders_take_turns():
+    inbox = Inbox([1, 2])
+    for sender, kind in [
+        (1, Kind.UPDATE),
+        (1, Kind.BALLOT),
+        (1, Kind.VOTE),
+        (1, Kind.VOTE),
+        (2, Kind.VOTE),
+        (2, Kind.GET_BLOCKS),
+        (2, Kind.LEAD),
+    ]:
+        assert inbox.put(sender, bytes([kind])) is None
+    got = [inbox.get() for _ in range(7)]
+    assert got == [
+        (1, bytes([Kind.VOTE])),
+        (2, bytes([Kind.VOTE])),
+        (1, bytes([Kind.VOTE])),
+        (2, bytes([Kind.LEAD])),
+        (1, bytes([Kind.BALLOT])),
+        (1, bytes([Kind.UPDATE])),
+        (2, bytes([Kind.GET_BLOCKS])),
+    ]
+    assert inbox.get() is None
+
+
+def test_a_sender_that_fills_its_queue_loses_its_own_messages_only():
+    inbox = Inbox([1, 2], queue_max=3)
+    votes = [bytes([Kind.VOTE, n]) for n in range(5)]
+    assert [inbox.put(1, vote) for vote in votes] == [None] * 3 + [Dropped.QUEUE_FULL] * 2
+    assert inbox.put(2, votes[0]) is None
+    assert inbox.put(9, votes[0]) is Dropped.UNKNOWN_SENDER
+    assert len(inbox) == 4
+
+
+@given(st.lists(st.tuples(st.integers(1, 3), st.binary(min_size=1, max_size=3))))
+def test_nothing_is_lost_or_made_up_below_the_bound(items):
+    inbox = Inbox([1, 2, 3])
+    for sender, data in items:
+        assert inbox.put(sender, data) is None
+    got = []
+    while (item := inbox.get()) is not None:
+        got.append(item)
+    assert sorted(got) == sorted(items)
+    urgencies = [urgency_of(data) for _, data in got]
+    assert urgencies == sorted(urgencies)
+
+
+def test_empty_and_foreign_bytes_are_nobodys_vote():
+    assert not is_agreement(b"")
+    assert not is_agreement(b"\x80")
+    assert urgency_of(b"") is Urgency.ANSWER
+    assert urgency_of(b"\xff\xff") is Urgency.ANSWER
+
+
+def test_an_allowance_is_used_up_and_comes_back():
+    clock = Clock()
+    meter = Meter(Allowance(100, 3, 1.0, 250, 10.0), clock)
+    assert meter.fault(1, 101) is Dropped.OVERSIZE
+    assert [meter.fault(1, 10) for _ in range(4)] == [None, None, None, Dropped.TOO_MANY]
+    assert meter.fault(2, 10) is None
+    clock.now = 2.0
+    assert [meter.fault(1, 10) for _ in range(3)] == [None, None, Dropped.TOO_MANY]
+    clock.now = 1000.0
+    assert [meter.fault(1, 100) for _ in range(3)] == [None, None, Dropped.TOO_MANY]
+
+
+@pytest.mark.parametrize("n", [4, 7, 20, 50, 100])
+def test_honest_bursts_pass(n):
+    """A round's messages at once, a retry of all of them, and fifty certificates."""
+    clock = Clock()
+    meter = Meter(Allowance.of(params(n)), clock)
+    own = [300] * 4 + [200 + 36 * n] + [120 + 80 * n] * 4
+    passed_on = [250] * (3 * 3 * 6) + [200 + 36 * n] * 9
+    certificates = [1024 + 80 * n] * 50
+    for size in own * 2 + passed_on + certificates:
+        assert meter.fault(1, size) is None
+    for _ in range(100):  # And a fast network, five rounds a second.
+        clock.now += 0.2
+        for size in own + passed_on:
+            assert meter.fault(1, size) is None

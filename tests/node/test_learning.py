@@ -1,0 +1,126 @@
+"""The member's own code in a process of its own, whatever it does."""
+
+import asyncio
+import json
+import shutil
+from fractions import Fraction
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from node_rig import CLASSES, SHAPE, Network
+
+from holdout.agreement import aggregate
+from holdout.node import frames
+from holdout.node.learning import Learner, LearnerFailed
+from holdout.node.logs import Log
+
+DIMENSION = CLASSES * (SHAPE[0] + 1)
+
+
+@given(st.dictionaries(st.text(), st.integers() | st.text()), st.binary(max_size=100))
+def test_frames_read_back(header, body):
+    data = frames.pack(header, body)
+    head, size = frames.lengths(data[: frames.PREFIX_BYTES])
+    rest = data[frames.PREFIX_BYTES :]
+    assert json.loads(rest[:head]) == header
+    assert rest[head:] == body
+    assert len(body) == size
+
+
+def test_nonsense_is_no_frame():
+    with pytest.raises(ValueError, match="no frame"):
+        frames.lengths(b"\xff" * frames.PREFIX_BYTES)
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    made = Network(tmp_path_factory.mktemp("learners"))
+    yield made
+    made.close()
+
+
+def with_learner(folders, options, work, tmp_path, seconds_max=60.0):
+    """Do something with a learner whose worker has these options; what it logged."""
+    folder = tmp_path / "node"
+    shutil.copytree(folders.of(0), folder)
+    path = folder / "node.toml"
+    path.write_text(
+        path.read_text().replace("[worker_options]\n", f"[worker_options]\n{options}\n")
+    )
+    log = (tmp_path / "log").open("w")
+
+    async def run():
+        learner = Learner(folder, Log("test", "debug", log), seconds_max=seconds_max, threads=1)
+        try:
+            await work(learner)
+        finally:
+            await learner.close()
+
+    asyncio.run(run())
+    log.close()
+    return Path(log.name).read_text()
+
+
+@pytest.mark.slow
+def test_gradients_and_ballots_come_back(folders, tmp_path):
+    model = bytes(4 * DIMENSION)
+    bad = np.full(DIMENSION, 50.0, np.float32).tobytes()
+
+    async def work(learner):
+        first = await learner.propose(model, round_number=1, rate=0.1)
+        assert len(first) == len(model)
+        assert aggregate.canonical(np.frombuffer(first, "<f4")) == first
+        assert first == await learner.propose(model, round_number=1, rate=0.1)
+        turned = (-np.frombuffer(first, "<f4")).tobytes()
+        ballot = await learner.judge(
+            model,
+            [turned, first, bad],
+            round_number=1,
+            rate=0.1,
+            radius=0.0,
+            f=Fraction(1, 3),
+        )
+        assert 1 in ballot
+        assert 0 not in ballot
+        assert await learner.accuracy(model) is None
+
+    with_learner(folders, "", work, tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("how", "why"),
+    [("raises", "no data today"), ("nan", "not finite"), ("hangs", "longer than")],
+)
+def test_a_failing_worker_is_told_and_asked_again_later(folders, tmp_path, how, why):
+    model = bytes(4 * DIMENSION)
+
+    async def work(learner):
+        assert await learner.propose(model, round_number=1, rate=0.1)
+        with pytest.raises(LearnerFailed, match=why):
+            await learner.propose(model, round_number=9, rate=0.1)
+        assert learner.failures == 1
+        if how == "hangs":
+            assert learner.pid is None
+            with pytest.raises(LearnerFailed, match="a moment ago"):
+                await learner.propose(model, round_number=1, rate=0.1)
+            await asyncio.sleep(1.1)
+        assert await learner.propose(model, round_number=1, rate=0.1)
+
+    options = f'how = "{how}"\nafter = 5'
+    log = with_learner(folders, options, work, tmp_path, seconds_max=6.0)
+    assert "worker-failed" in log
+
+
+@pytest.mark.slow
+def test_a_worker_that_cannot_be_made_is_told(folders, tmp_path):
+    async def work(learner):
+        await learner.start()
+        assert learner.failures == 1
+        with pytest.raises(LearnerFailed):
+            await learner.propose(bytes(4 * DIMENSION), round_number=1, rate=0.1)
+
+    assert "the data base is down" in with_learner(folders, 'how = "no-worker"', work, tmp_path)

@@ -1,0 +1,173 @@
+"""Zenoh on loopback, inside one process: who is heard, and who is not."""
+
+import asyncio
+import contextlib
+import time
+
+import pytest
+import zenoh
+
+from holdout.agreement.events import Urgency
+from holdout.agreement.messages import Kind
+from holdout.errors import UserError
+from holdout.node.identity import AUTHORITY, CERTIFICATE, TLS, Authority, create_identity
+from holdout.node.inbox import Allowance, Dropped, Inbox
+from holdout.node.localnet import free_ports
+from holdout.node.transport import Endpoint, Member, ZenohTransport, _config
+
+NAMES = ("alice", "bob", "carol")
+NETWORK = "ab" * 32
+VOTE = bytes([Kind.VOTE]) + b" a vote"
+
+
+@pytest.fixture
+def folder(tmp_path):
+    authority = Authority.create(tmp_path / "authority", "test")
+    for name in NAMES:
+        request = create_identity(tmp_path / name, name).request
+        (tmp_path / name / CERTIFICATE).write_bytes(authority.issue(request, name))
+    return tmp_path
+
+
+@pytest.fixture
+def network(folder):
+    """All members, connected."""
+    members = make_members()
+    with contextlib.ExitStack() as stack:
+        transports = [connect(folder, members, index) for index in range(3)]
+        for transport, _ in transports:
+            stack.callback(transport.close)
+        until(lambda: all(len(t.peers()) == 2 for t, _ in transports))
+        time.sleep(0.2)  # What others listen to is known a moment after the connection.
+        yield transports
+
+
+def make_members():
+    addresses = [f"127.0.0.1:{port}" for port in free_ports(3)]
+    return [Member(i, name, addresses[i]) for i, name in enumerate(NAMES)]
+
+
+def endpoint(folder, members, index, keys=None):
+    keys = folder / (keys or NAMES[index])
+    return Endpoint(
+        index,
+        NAMES[index],
+        members[index].address,
+        certificate=keys / CERTIFICATE,
+        key=keys / TLS,
+        authority=folder / "authority" / AUTHORITY,
+    )
+
+
+def connect(folder, members, index):
+    inbox = Inbox([m.index for m in members if m.index != index])
+    transport = ZenohTransport(
+        NETWORK,
+        endpoint(folder, members, index),
+        [m for m in members if m.index != index],
+        inbox=inbox,
+        allowance=Allowance(1_000, 50, 1.0, 100_000, 1.0),
+        serve=lambda asker, question: f"{index} to {asker}: {question}".encode(),
+        wake=lambda: None,
+    )
+    return transport, inbox
+
+
+def until(condition, seconds=20.0):
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "not in time"
+        time.sleep(0.02)
+
+
+def received(inbox, count):
+    until(lambda: len(inbox) >= count)
+    return [inbox.get() for _ in range(len(inbox))]
+
+
+@pytest.mark.slow
+def test_members_hear_and_answer_each_other(network):
+    (alice, _), (bob, bobs), (_, carols) = network
+    alice.broadcast(VOTE, Urgency.VOTE)
+    bob.send(2, VOTE, Urgency.BALLOT)
+    assert received(bobs, 1) == [(0, VOTE)]
+    assert sorted(received(carols, 2)) == [(0, VOTE), (1, VOTE)]
+    assert network[0][1].get() is None
+    answer = asyncio.run(alice.request(2, "1/ab/0", 5.0))
+    assert answer == b"2 to 0: 1/ab/0"
+    assert asyncio.run(alice.request(0, "1/ab/0", 1.0)) is None
+    # Too large, and too many: dropped unread, counted, nobody else suffers.
+    alice.broadcast(b"\x04" + bytes(2_000), Urgency.VOTE)
+    for _ in range(200):
+        alice.broadcast(VOTE, Urgency.VOTE)
+    bob.send(2, VOTE, Urgency.VOTE)
+    until(lambda: network[2][0].dropped[0, Dropped.TOO_MANY] >= 100)
+    assert network[2][0].dropped[0, Dropped.OVERSIZE] == 1
+    heard = []
+    until(lambda: heard.extend(received(carols, 0)) or (1, VOTE) in heard)
+
+
+@pytest.mark.slow
+def test_an_address_in_use_is_a_clear_refusal(folder):
+    members = make_members()
+    first, _ = connect(folder, members, 0)
+    try:
+        with pytest.raises(UserError, match="in use"):
+            connect(folder, members, 0)
+    finally:
+        first.close()
+
+
+@pytest.mark.slow
+def test_nobody_writes_under_anothers_prefix_or_reads_what_is_not_for_it(folder):
+    members = make_members()
+    with contextlib.ExitStack() as stack:
+        (alice, alices) = connect(folder, members, 0)
+        stack.callback(alice.close)
+        (carol, carols) = connect(folder, members, 2)
+        stack.callback(carol.close)
+        # Bob has a valid certificate and a client of his own making.
+        config = _config(f"holdout/{NETWORK[:16]}", endpoint(folder, members, 1), members[::2])
+        bob = stack.enter_context(zenoh.open(config))
+        overheard = []
+        bob.declare_subscriber(
+            "holdout/**", zenoh.handlers.Callback(overheard.append, indirect=False)
+        )
+        until(lambda: alice.peers() == (1, 2) and carol.peers() == (0, 1))
+        time.sleep(0.3)
+        prefix = f"holdout/{NETWORK[:16]}"
+        for key in ("2/all", "2/to/0", "0/all", "1/other"):
+            bob.put(f"{prefix}/{key}", VOTE)
+        bob.put("holdout/another/1/all", VOTE)
+        bob.put(f"{prefix}/1/all", VOTE + b" own")
+        assert received(alices, 1) == [(1, VOTE + b" own")]
+        assert received(carols, 1) == [(1, VOTE + b" own")]
+        # What Alice tells Carol alone is not for Bob, whatever he listens to.
+        alice.send(2, VOTE, Urgency.VOTE)
+        assert received(carols, 1) == [(0, VOTE)]
+        time.sleep(0.3)
+        assert [s for s in overheard if str(s.key_expr).endswith("/0/to/2")] == []
+        # Nor may he answer in Carol's place.
+        bob.declare_queryable(
+            f"{prefix}/2/blob/**",
+            zenoh.handlers.Callback(lambda q: (q.reply(q.key_expr, b"lie"), q.drop())),
+        )
+        time.sleep(0.3)
+        assert asyncio.run(alice.request(2, "1/ab/0", 5.0)) == b"2 to 0: 1/ab/0"
+
+
+@pytest.mark.slow
+def test_a_restarted_member_is_heard_again(folder):
+    members = make_members()
+    with contextlib.ExitStack() as stack:
+        nodes = {index: connect(folder, members, index) for index in range(3)}
+        stack.callback(lambda: [transport.close() for transport, _ in nodes.values()])
+        for index in (0, 2):
+            nodes[index][0].close()
+            nodes[index] = connect(folder, members, index)
+            until(lambda: all(len(transport.peers()) == 2 for transport, _ in nodes.values()))
+            time.sleep(0.3)
+            nodes[1][0].broadcast(VOTE, Urgency.VOTE)
+            assert (1, VOTE) in received(nodes[index][1], 1)
+            nodes[index][0].broadcast(VOTE, Urgency.VOTE)
+            assert (index, VOTE) in received(nodes[1][1], 1)
