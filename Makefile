@@ -58,7 +58,8 @@ results: $(READY)  ## What docs/paper.md and docs/robustness.md report; long, st
 	$(BIN)/python tools/paper_tables.py
 	$(BIN)/python tools/paper_figures.py
 
-soak: $(READY)  ## Long end-to-end tests, many seeds.
+soak: $(READY)  ## 120,500 seeds of the simulator (goes on where it stopped), then the long tests.
+	$(BIN)/python tools/soak.py
 	$(BIN)/python -m pytest -q -n auto --soak
 
 fuzz: $(READY)  ## A minute of coverage-guided fuzzing of what peers send.

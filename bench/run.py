@@ -13,10 +13,10 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from bench import agreement, flower, growth, peers, rounds, rules, scoring, training, votes
+from bench import agreement, flower, growth, node, peers, rounds, rules, scoring, training, votes
 from bench.measure import Row
 
-MODULES = (scoring, votes, rounds, growth, agreement, flower)
+MODULES = (scoring, votes, rounds, growth, agreement, flower, node)
 PEERS = (training, rules)
 """Beside ByzFL and Flower, where those are installed: `make bench` does that."""
 RESULTS = Path(__file__).with_name("results.json")

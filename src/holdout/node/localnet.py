@@ -200,9 +200,12 @@ def stop_all(nodes: Sequence[Node]) -> None:
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(max(0.1, end - time.monotonic()))
     for process in running:
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
+        # Not those that have ended: their number may be somebody else's by now, and their learners
+        # end by themselves.
+        if process.poll() is None:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
 
 
 @contextlib.contextmanager

@@ -165,9 +165,10 @@ def _rough_scores(updates: Tensor, *, neighbours: int) -> tuple[Matrix, Matrix] 
         return None
     both = norms[:, None] + norms[None, :]
     distances = both - 2 * gram
-    # Rounding errors of a product of as many terms as a block has are independent: they grow with
-    # the root of that number and average out over the blocks. A tenth of this is the most seen.
-    share = 2.0**-24 * (_width(n, d) / math.sqrt(d) + 1)
+    # Each coordinate is rounded when it is centred (four units of both norms at the most) and when
+    # it is multiplied (two more). Rounding errors of a sum of as many products as a block has are
+    # independent: they grow with the root of that number and average out over the blocks.
+    share = 2.0**-24 * (_width(n, d) / math.sqrt(d) + 8)
     low = np.maximum(distances - share * both, 0.0)
     return _scores(low, neighbours=neighbours), _scores(
         distances + share * both, neighbours=neighbours
