@@ -10,7 +10,11 @@ The tree says whose fault it is:
     │   ├── DottedNameError     a "package.module:name" that leads nowhere
     │   ├── PluginError         an own rule, attack or model failed while it ran
     │   ├── ModelError          a model that does not fit the data, or that we cannot train
-    │   └── RunFolderError      the run folder is taken, damaged, locked or of another config
+    │   ├── RunFolderError      the run folder is taken, damaged, locked or of another config
+    │   └── StoreError          a node cannot write what it must remember, or has no room to
+    ├── AuditError          the chain in a node's store does not hold; exit code 1
+    ├── LearnerFailed       a member's own code failed: it misses a role, its node goes on
+    ├── LocalnetFailed      a rehearsed network did not do what it must; exit code 1
     ├── InvalidMessage      bytes of a peer that hold no message; never leaves the agreement core
     └── MisuseError         a caller inside our own code broke a contract
 
@@ -60,6 +64,22 @@ class ModelError(UserError):
 
 class RunFolderError(UserError):
     """A run folder cannot be used: taken, damaged, locked, or of another config."""
+
+
+class StoreError(UserError):
+    """A node's write failed, or there is no room for one: it stops where it is."""
+
+
+class AuditError(HoldoutError):
+    """The chain in a node's store does not hold: names the round and what is wrong."""
+
+
+class LearnerFailed(HoldoutError):  # noqa: N818  # Expected: the worker misses a role, no more.
+    """A member's own code raised, took too long or ended."""
+
+
+class LocalnetFailed(HoldoutError):  # noqa: N818  # Said in the closing line; exit code 1.
+    """A network on this machine did not do what it must."""
 
 
 class InvalidMessage(HoldoutError):  # noqa: N818  # Named for what it is; nobody sees it raised.

@@ -22,9 +22,10 @@ import numpy as np
 from holdout.errors import UserError
 from holdout.node import members
 from holdout.node.audit import audit
-from holdout.node.genesis import DataSection, Parameters, usual_parameters
+from holdout.node.genesis import DataSection, Parameters
 from holdout.node.localnet import free_ports
 from holdout.node.offline import opened
+from holdout.node.planning import usual_parameters
 from holdout.node.status import ask_status
 from holdout.node.weights import describe_model
 
@@ -106,7 +107,16 @@ class Network:
     """Some nodes of a network, each a process."""
 
     def __init__(
-        self, folder, *, nodes=4, byzantine=None, proxies=False, options=None, timing="", storage=""
+        self,
+        folder,
+        *,
+        nodes=4,
+        byzantine=None,
+        proxies=False,
+        addresses=None,
+        options=None,
+        timing="",
+        storage="",
     ):
         self.folder = Path(folder)
         self.count = nodes
@@ -115,12 +125,13 @@ class Network:
         self.expected_dead = set()
         self.names = [f"node-{i}" for i in range(nodes)]
         ports = free_ports(nodes)
+        addresses = addresses or [f"127.0.0.1:{port}" for port in ports]
         for index, name in enumerate(self.names):
             more = self._more(index, ports, proxies)
             members.init_node(
                 self.of(index),
                 name=name,
-                address=f"127.0.0.1:{ports[index]}",
+                address=addresses[index],
                 make_worker="tiny_worker:make_worker",
                 more=more,
             )
@@ -184,13 +195,18 @@ class Network:
                 run = [sys.executable, "-c", _LIMITED, str(file_bytes_max), *run]
             with (self.of(index) / "node.log").open("ab") as log:
                 self.processes[index] = subprocess.Popen(
-                    [*run, str(self.of(index)), *extra],
+                    self.wrap(index, [*run, str(self.of(index)), *extra]),
                     stdin=subprocess.DEVNULL,
                     stdout=log,
                     stderr=log,
                     env={**os.environ, "HOLDOUT_END_WITH_PARENT": str(os.getpid())},
                     start_new_session=True,
                 )
+
+    def wrap(self, index, command):
+        """How a node's command is run."""
+        del index
+        return command
 
     def kill(self, *indices):
         self.expected_dead |= set(indices)

@@ -5,13 +5,16 @@ import sqlite3
 import subprocess
 import sys
 import urllib.request
+from pathlib import Path
 
 import pytest
-from node_rig import Network
+from node_rig import Network as Processes
 from safetensors.numpy import load_file
 
 from holdout.cli import run_command
+from holdout.node.genesis import Network
 from holdout.node.localnet import free_ports
+from holdout.node.planning import usual_parameters
 
 NAMES = ("alice", "bob", "carol", "dave")
 
@@ -64,6 +67,32 @@ def test_a_network_is_created_by_commit_and_reveal(tmp_path, capsys):
     assert {t.shape for t in load_file(out).values()} >= {(100, 16), (10,)}
 
 
+def test_parameters_come_from_options_a_file_or_the_tables(tmp_path, capsys):
+    init_all(tmp_path)
+    members = [tmp_path / name for name in NAMES]
+    create = ("network", "create", "--beacon", "00" * 32, "--members", *members)
+    assert run(*create, "--shape", "4,4,1", "--", tmp_path / "usual") == 0
+    assert capsys.readouterr().err == ""
+    usual = Network.read(tmp_path / "usual" / "genesis.toml").file.parameters
+    assert usual == usual_parameters(4, 1, 0.1)
+    path = tmp_path / "p.toml"
+    path.write_text("[parameters]\nlearning_rates = [0.2, 0.1]\nvoters = 4\nleaders = 4\n")
+    by_hand = ("--parameters", path, "--byzantine", "0.25", "--leaders", "2", "--voters", "2")
+    floor = ("--ballots-min", "1", "--byzantine-voters-max", "0")
+    assert run(*create, *by_hand, "--", tmp_path / "small") == 2
+    assert "below the tables" in capsys.readouterr().err
+    assert run(*create, *by_hand, *floor, "--", tmp_path / "small") == 0
+    said = capsys.readouterr()
+    assert "not guaranteed: 2 voters lack an honest majority" in said.err
+    assert "4 members, of which 1 may lie" in said.out
+    small = Network.read(tmp_path / "small" / "genesis.toml").file.parameters
+    assert (small.voters, small.leaders, small.learning_rates) == (2, 2, [0.2, 0.1])
+    # Afterwards nothing of it can be changed any more.
+    again = ("network", "create", tmp_path / "small", "--beacon", "00" * 32, "--voters", "4")
+    assert run(*again) == 2
+    assert "once" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
@@ -76,12 +105,74 @@ def test_a_network_is_created_by_commit_and_reveal(tmp_path, capsys):
         (("network", "create", "x", "--beacon", "00"), "beacon"),
         (("localnet", "--nodes", "3", "--byzantine", "1"), "3B + 1"),
         (("localnet", "--lies", "nonsense"), "there is no lie"),
+        (("localnet", "--byzantine", "some"), "--byzantine"),
+        (("localnet", "--byzantine", "1", "--attack", "nonsense"), "there is no attack"),
+        (("node", "init", "x", "--name", "a", "--address", "h:99999"), "address"),
+        (("node", "init", "/proc/x", "--name", "a", "--address", "h:1"), "/proc/x"),
     ],
 )
 def test_mistakes_are_told_with_exit_code_2(arguments, said, capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert run(*arguments) == 2
     assert said in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (("--shape", "4,0"), "whole numbers from 1 on"),
+        (("--shape", "x"), "whole numbers from 1 on"),
+        (("--classes", "0"), "a class at least"),
+        (("--name", "Our Network"), "network's name"),
+        (("--model", "nonsense"), "package.module:name"),
+        (("--weights", "member.toml"), "no safetensors file"),
+        (("--byzantine", "2"), "3B + 1"),
+        (("--learning-rate", "nan"), "learning_rates"),
+        (("--proposers", "0"), "proposers"),
+        (("--parameters", "member.toml"), "must hold a table"),
+        (("--parameters", "nowhere.toml"), "cannot be read"),
+        (("--parameters", "quorum.toml"), "the quorum is floor(2n/3) + 1"),
+    ],
+)
+def test_a_network_that_cannot_be_is_refused_and_leaves_nothing(
+    options, said, tmp_path, capsys, monkeypatch
+):
+    init_all(tmp_path)
+    monkeypatch.chdir(tmp_path / "alice")
+    Path("quorum.toml").write_text("[parameters]\nquorum = 1\n")
+    members = [tmp_path / name for name in NAMES]
+    create = ("network", "create", tmp_path / "net", "--members", *members)
+    assert run(*create, *options) == 2
+    assert said in capsys.readouterr().err
+    assert not (tmp_path / "net").exists()
+    # Once it is mended, it works.
+    assert run(*create, "--shape", "4", "--beacon", "00" * 32) == 0
+
+
+def test_a_model_that_cannot_be_written_is_a_clear_refusal(tmp_path, capsys):
+    init_all(tmp_path)
+    members = [tmp_path / name for name in NAMES]
+    beacon = ("--beacon", "00" * 32, "--shape", "4")
+    assert run("network", "create", tmp_path / "net", "--members", *members, *beacon) == 0
+    assert run("node", "join", tmp_path / "bob", tmp_path / "net") == 0
+    assert run("node", "export", tmp_path / "bob", tmp_path / "no" / "w.safetensors") == 2
+    assert "No such file" in capsys.readouterr().err
+
+
+def test_a_folder_that_cannot_be_written_can_be_verified(tmp_path, capsys):
+    init_all(tmp_path)
+    members = [tmp_path / name for name in NAMES]
+    beacon = ("--beacon", "00" * 32, "--shape", "4")
+    assert run("network", "create", tmp_path / "net", "--members", *members, *beacon) == 0
+    bob = tmp_path / "bob"
+    assert run("node", "join", bob, tmp_path / "net") == 0
+    (bob / ".lock").unlink()
+    (bob / ".lock").mkdir()  # As on a disk that is mounted read-only: no lock to be had.
+    before = sorted(path.name for path in (bob / "store").iterdir())
+    assert run("node", "verify", bob, "--full") == 0
+    assert "0 rounds verified" in capsys.readouterr().out
+    assert run("node", "export", bob, tmp_path / "w.safetensors") == 0
+    assert sorted(path.name for path in (bob / "store").iterdir()) == before
 
 
 def test_keys_are_never_made_anew(tmp_path, capsys):
@@ -92,7 +183,7 @@ def test_keys_are_never_made_anew(tmp_path, capsys):
 
 @pytest.mark.slow
 def test_a_running_node_tells_how_it_is(make_network, capsys, tmp_path):
-    network: Network = make_network(storage="bodies = 0\ngradients = 0\nmodels = 0\n")
+    network: Processes = make_network(storage="bodies = 0\ngradients = 0\nmodels = 0\n")
     (port,) = free_ports(1)
     network.edit(0, "[node]\n", f'[node]\nmetrics = "127.0.0.1:{port}"\n')
     network.start(until=4)
@@ -108,9 +199,14 @@ def test_a_running_node_tells_how_it_is(make_network, capsys, tmp_path):
     assert set(status["heard"]) == {"node-1", "node-2", "node-3"}
     assert len(status["certificate"]["signers"]) >= 3
     assert run("node", "status", network.of(0)) == 0
-    assert "certificate round 4 by" in capsys.readouterr().out
-    assert run("node", "verify", network.of(0)) == 2
-    assert "another process" in capsys.readouterr().err
+    said = capsys.readouterr().out
+    assert "certificate round 4 by" in said
+    assert "valid until" in said
+    # All of it beside the running node.
+    assert run("node", "verify", network.of(0), "--full") == 0
+    assert capsys.readouterr().out.startswith("4 rounds verified")
+    assert run("node", "export", network.of(0), tmp_path / "live.safetensors") == 0
+    assert status["model"] in capsys.readouterr().out
     assert network.stop() == [0] * 4
     assert run("node", "verify", network.of(0), "--full") == 0
     said = capsys.readouterr().out
@@ -123,17 +219,21 @@ def test_a_running_node_tells_how_it_is(make_network, capsys, tmp_path):
     assert result.model.hex() in capsys.readouterr().out
     assert run("node", "export", network.of(0), "--round", "9", tmp_path / "m") == 2
     assert "rounds 0 to 4" in capsys.readouterr().err
-    # Whatever is changed afterwards is found.
+    _damage_is_found(network, capsys)
+
+
+def _damage_is_found(network, capsys):
+    """Whatever is changed afterwards."""
     decided = [f"block-{value.hex()}" for value in network.chains(1)[1]]
     blobs = network.of(1) / "store" / "blobs"
     body = next(blobs / name for name in decided if (blobs / name).exists())
     body.write_bytes(body.read_bytes()[:-1])
     assert run("node", "verify", network.of(1)) == 0
-    assert run("node", "verify", network.of(1), "--full") == 2
+    assert run("node", "verify", network.of(1), "--full") == 1
     assert "body on disk is damaged" in capsys.readouterr().err
     for gradient in (network.of(2) / "store" / "blobs").glob("payload-*"):
         gradient.write_bytes(bytes(gradient.stat().st_size))
-    assert run("node", "verify", network.of(2), "--full") == 2
+    assert run("node", "verify", network.of(2), "--full") == 1
     assert "gradient on disk is damaged" in capsys.readouterr().err
     database = sqlite3.connect(network.of(3) / "store" / "node.sqlite")
     (certificate,) = database.execute("SELECT certificate FROM finished WHERE round = 2").fetchone()
@@ -141,5 +241,5 @@ def test_a_running_node_tells_how_it_is(make_network, capsys, tmp_path):
     database.execute("UPDATE finished SET certificate = ? WHERE round = 2", (forged,))
     database.commit()
     database.close()
-    assert run("node", "verify", network.of(3)) == 2
+    assert run("node", "verify", network.of(3)) == 1
     assert "round 2: the certificate does not hold" in capsys.readouterr().err

@@ -50,10 +50,12 @@ def test_killed_nodes_lose_nothing_and_come_back(make_network):
     began = time.monotonic()
     assert network.stop(1) == [0]
     assert time.monotonic() - began < 8
+    network.wait(lambda: network.status(0)["left"] == ["node-1"], 5)
+    assert "node-1" not in network.status(0)["heard"]
     network.start(1)
     network.wait_for_round(max(network.decided(0, 2, 3)) + 2)
     network.processes[2].send_signal(signal.SIGINT)
-    assert network.processes[2].wait(8) == 0
+    assert network.processes[2].wait(8) == 130
     assert network.stop(0, 1, 3) == [0, 0, 0]
     chains = healthy(network)
     assert min(map(len, chains.values())) >= before + 2
@@ -74,12 +76,11 @@ def test_liars_among_them_cannot_stop_or_deceive_the_honest(make_network):
     lies = {5: "coalition,equivocate,garbage,replay,impersonate", 6: "withhold,flood,equivocate"}
     network.start(lies=lies)
     network.wait_for_round(6, *HONEST, seconds=150)
+    # Liars leave the processor to the honest, so where there is little of it they lie slowly.
+    network.wait(lambda: all(_has_caught_both(network.status(node)) for node in HONEST), 120)
     for node in HONEST:
         status = network.status(node)
-        assert {"node-5", "node-6"} <= set(status["evidence"])
-        assert status["rejected"]["wrong-signature"] > 0
-        assert status["rejected"]["malformed"] > 0
-        assert status["dropped"]["node-6: too-many"] > 100
+        assert set(status["evidence"]) == set(status["refused_messages"]) == {"node-5", "node-6"}
         # Without a flood a node takes some 60 MB, its learner not counted.
         assert status["memory"]["node"] < 260 << 20
     network.stop(*HONEST, seconds=30)
@@ -87,7 +88,18 @@ def test_liars_among_them_cannot_stop_or_deceive_the_honest(make_network):
     healthy(network, *HONEST)
 
 
-def test_strangers_are_refused_and_counted(make_network, tmp_path):
+def _has_caught_both(status):
+    return (
+        {"node-5", "node-6"} <= set(status.get("evidence", ()))
+        and {"wrong-signature", "malformed"} <= set(status["rejected"])
+        # A valid certificate and another worker's name.
+        and {"node-5", "node-6"} <= set(status["refused_messages"])
+        and status["dropped"].get("node-6: oversize", 0) > 0
+    )
+
+
+def test_strangers_are_refused_and_counted(make_network, tmp_path, monkeypatch):
+    monkeypatch.setenv("RUST_LOG", "off")  # Meant for other programs.
     network = make_network()
     network.start(0)
     network.wait(lambda: network.status(0)["round"] == 1)
@@ -109,6 +121,31 @@ def test_strangers_are_refused_and_counted(make_network, tmp_path):
     network.wait(lambda: wanted <= set(network.status(0)["refused"]), 10)
     good = authority.issue(request, "node-3")
     assert _is_let_in(port, network, keys, good)
+
+
+def test_a_certificate_that_expires_ends_its_connections_at_once(make_network):
+    network = make_network()
+    authority = Authority.read(network.network / "authority")
+    keys = network.of(3) / "keys"
+    request = (keys / "tls.csr").read_bytes()
+    soon = authority.issue(request, "node-3", valid_for=timedelta(seconds=12))
+    (keys / "tls.crt").write_bytes(soon)
+    network.start()
+    # Said in time by the node itself, and when it has happened.
+    network.wait(lambda: network.events(3, "certificate-expires"))
+    network.wait(lambda: len(network.status(0)["peers"]) == 3, 12)
+    network.wait(lambda: network.events(3, "certificate-expired"), 20)
+    network.wait(lambda: network.status(0)["peers"] == ["node-1", "node-2"], 5)
+    network.wait(lambda: network.status(0)["refused"].get("expired-certificate"), 20)
+    # The others go on; with a new certificate the member is back.
+    network.wait_for_round(max(network.decided(0, 1, 2)) + 1, 0, 1, 2)
+    assert network.stop(3) == [0]
+    assert "expired" in _refusal(network.of(3))
+    (keys / "tls.crt").write_bytes(authority.issue(request, "node-3"))
+    network.start(3)
+    network.wait_for_round(max(network.decided(0, 1, 2)) + 1)
+    network.stop()
+    healthy(network)
 
 
 def _is_let_in(port, network, keys, certificate):
@@ -224,7 +261,8 @@ def test_refusals_are_clear_and_a_failing_worker_only_misses_its_role(make_netwo
     # Another process on the same folder, the same port, another network's genesis file.
     assert "another process" in _refusal(network.of(0))
     copy = network.folder / "copy"
-    shutil.copytree(network.of(0), copy, ignore=shutil.ignore_patterns("*.sock", "*.log"))
+    shutil.copytree(network.of(0), copy, ignore=shutil.ignore_patterns("*.sock", "*.log", "blobs"))
+    (copy / FOLDER / "blobs").mkdir()
     assert "in use" in _refusal(copy)
     other = Network(network.folder / "other")
     shutil.copy(other.network / "genesis.toml", copy / "genesis.toml")

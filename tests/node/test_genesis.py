@@ -7,14 +7,9 @@ import pytest
 
 from holdout.errors import UserError
 from holdout.node import members
-from holdout.node.genesis import (
-    GENESIS,
-    DataSection,
-    Network,
-    read_member,
-    read_share_file,
-    usual_parameters,
-)
+from holdout.node.genesis import GENESIS, DataSection, Network
+from holdout.node.planning import usual_parameters
+from holdout.node.publicparts import read_member, read_share_file
 from holdout.node.weights import MODEL, describe_model, load_model, save_model
 
 

@@ -10,7 +10,7 @@ from holdout.agreement.events import Urgency
 from holdout.agreement.keys import SimulatedKeys
 from holdout.agreement.messages import Kind
 from holdout.agreement.params import Genesis
-from holdout.node.gossip import HAVE, HEARTBEAT, PULL, REMEMBERED_MAX, Gossip
+from holdout.node.gossip import GOODBYE, HAVE, HEARTBEAT, PULL, REMEMBERED_MAX, Gossip
 from holdout.seeds import stream
 
 
@@ -124,9 +124,31 @@ def test_heartbeats_count_from_their_own_worker_only():
 def test_no_bytes_of_a_peer_raise(data, peer):
     gossip, _ = make()
     gossip.handle(peer, data)
-    for tag in (HAVE, PULL, HEARTBEAT):
+    for tag in (HAVE, PULL, HEARTBEAT, GOODBYE):
         gossip.handle(peer, bytes([tag]) + data)
     assert gossip.heard == {}
+    assert gossip.left == {}
+
+
+def test_who_says_goodbye_is_not_heard_any_more_until_it_comes_back():
+    one, wire = make(1)
+    one.entered(7)
+    one.beat(0)
+    one.goodbye(0)
+    heartbeat, goodbye = (data for _, data in wire.sent)
+    other, _ = make(0)
+    other.handle(1, heartbeat)
+    # Nobody says it for somebody else, and a heartbeat is no goodbye.
+    other.handle(2, goodbye)
+    other.handle(1, bytes([GOODBYE]) + heartbeat[1:])
+    assert other.heard_lately() == (1,)
+    assert other.left == {}
+    other.handle(1, goodbye)
+    assert other.heard_lately() == ()
+    assert other.left == {1: 7}
+    other.handle(1, heartbeat)
+    assert other.heard_lately() == (1,)
+    assert other.left == {}
 
 
 @pytest.mark.parametrize("tag", [HAVE, PULL])

@@ -1,5 +1,7 @@
 """Limits and queues in front of everything else."""
 
+import threading
+import time
 from fractions import Fraction
 
 import pytest
@@ -63,12 +65,69 @@ def test_the_urgent_comes_first_and_senders_take_turns():
 
 
 def test_a_sender_that_fills_its_queue_loses_its_own_messages_only():
-    inbox = Inbox([1, 2], queue_max=3)
+    inbox = Inbox([1, 2], queue_max=3, held_seconds_max=0.0)
     votes = [bytes([Kind.VOTE, n]) for n in range(5)]
     assert [inbox.put(1, vote) for vote in votes] == [None] * 3 + [Dropped.QUEUE_FULL] * 2
     assert inbox.put(2, votes[0]) is None
     assert inbox.put(9, votes[0]) is Dropped.UNKNOWN_SENDER
     assert len(inbox) == 4
+
+
+def test_a_reader_is_held_back_until_there_is_a_place():
+    inbox = Inbox([1], queue_max=1, held_seconds_max=60.0)
+    votes = [bytes([Kind.VOTE, n]) for n in range(2)]
+    assert inbox.put(1, votes[0]) is None
+    results = []
+    reader = threading.Thread(target=lambda: results.append(inbox.put(1, votes[1])))
+    reader.start()
+    until(lambda: inbox.held == 1)
+    assert results == []
+    assert inbox.get() == (1, votes[0])
+    reader.join(10)
+    assert results == [None]
+    assert inbox.get() == (1, votes[1])
+
+
+def test_one_reader_at_a_time_is_held_and_not_for_long_nor_for_what_is_repeated_anyway():
+    inbox = Inbox([1, 2], queue_max=1, held_seconds_max=0.3)
+    vote, question = bytes([Kind.VOTE]), bytes([Kind.GET_BLOCKS])
+    for sender in (1, 2):
+        for data in (vote, question):
+            assert inbox.put(sender, data) is None
+    began = time.monotonic()
+    assert inbox.put(1, question) is Dropped.QUEUE_FULL
+    assert inbox.held == 0
+    results = []
+    reader = threading.Thread(target=lambda: results.append(inbox.put(1, vote)))
+    reader.start()
+    until(lambda: inbox.held == 1)
+    # The other reader goes on, or votes of everybody would wait.
+    assert inbox.put(2, vote) is Dropped.QUEUE_FULL
+    assert time.monotonic() - began < 0.3
+    assert results == []
+    reader.join(5)
+    assert results == [Dropped.QUEUE_FULL]
+    assert time.monotonic() - began >= 0.3
+
+
+def test_a_closed_inbox_holds_nobody():
+    inbox = Inbox([1], queue_max=1, held_seconds_max=60.0)
+    vote = bytes([Kind.VOTE])
+    assert inbox.put(1, vote) is None
+    reader = threading.Thread(target=inbox.put, args=(1, vote))
+    reader.start()
+    until(lambda: inbox.held == 1)
+    inbox.close()
+    reader.join(5)
+    assert not reader.is_alive()
+    assert inbox.put(1, vote) is Dropped.QUEUE_FULL
+
+
+def until(condition, seconds=5.0):
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "not in time"
+        time.sleep(0.002)
 
 
 @given(st.lists(st.tuples(st.integers(1, 3), st.binary(min_size=1, max_size=3))))

@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 from node_rig import CLASSES, SHAPE, Network
 
 from holdout.agreement import aggregate
+from holdout.errors import LearnerFailed
 from holdout.node import frames
-from holdout.node.learning import Learner, LearnerFailed
+from holdout.node.learning import Learner
 from holdout.node.logs import Log
 
 DIMENSION = CLASSES * (SHAPE[0] + 1)

@@ -56,3 +56,12 @@ def test_who_speaks_seldom_is_not_waited_for():
     for number in range(1, 4):
         play(pacing, number * 10**7, {0: 100}, {0: 10})
     assert pacing.timing().propose == 200 * MILLISECOND
+
+
+def test_who_has_left_is_not_waited_for():
+    pacing = Pacing(LOW, HIGH)
+    for number in range(5):
+        play(pacing, number * 10**7, {0: 100, 1: 400}, {0: 150, 1: 300})
+    pacing.left(1)
+    assert pacing.timing().propose == 200 * MILLISECOND
+    assert pacing.timing().vote == 300 * MILLISECOND

@@ -4,7 +4,7 @@ import asyncio
 import time
 
 import pytest
-from test_gossip import GENESIS, KEYS, VOTE, Wire
+from test_gossip import GENESIS, KEYS, VOTE, Wire, make
 
 from holdout.agreement.events import (
     BlobKind,
@@ -33,16 +33,15 @@ from holdout.agreement.events import (
 )
 from holdout.agreement.messages import Kind
 from holdout.agreement.params import Timing
+from holdout.errors import LearnerFailed, StoreError
 from holdout.ids import Digest
 from holdout.node.blobs import Blobs, Fetcher
-from holdout.node.gossip import Gossip
+from holdout.node.gossip import GOODBYE, Gossip
 from holdout.node.inbox import Inbox
-from holdout.node.learning import LearnerFailed
 from holdout.node.logs import Log
 from holdout.node.measure import Spent
 from holdout.node.pacing import Pacing
 from holdout.node.service import Service
-from holdout.node.store import StoreError
 from holdout.seeds import stream
 
 MODEL = GENESIS.params.model_first
@@ -361,6 +360,23 @@ def test_after_its_last_round_a_node_only_helps_others():
 
     rig = play(script, work, until=2)
     assert TimerFired(timer) not in rig.player.events
+
+
+def test_a_node_that_stops_says_goodbye_and_hears_others_do():
+    left = []
+
+    async def work(rig):
+        rig.service._pacing.left = left.append
+        other, wire = make(2)
+        other.goodbye(0)
+        rig.put(2, wire.sent[-1][1])
+        await rig.until(lambda: rig.service.gossip.left)
+        rig.put(2, wire.sent[-1][1])
+
+    rig = play(lambda _: None, work)
+    assert left == [2]
+    assert rig.wire.sent[-1][1][0] == GOODBYE
+    assert rig.order[-1] == "closed"
 
 
 def test_timers_come_in_their_order():

@@ -3,6 +3,7 @@
 import os
 import sqlite3
 import struct
+import threading
 
 import pytest
 from test_genesis import draft
@@ -20,20 +21,12 @@ from holdout.agreement.messages import (
     Step,
     vote_part,
 )
-from holdout.errors import UserError
+from holdout.errors import StoreError, UserError
 from holdout.ids import Digest
 from holdout.node import members
 from holdout.node.genesis import GENESIS, Network
-from holdout.node.store import (
-    BLOBS,
-    DATABASE,
-    Retention,
-    Store,
-    StoreError,
-    checked_blob,
-    locked,
-    open_store,
-)
+from holdout.node.opening import checked_blob, open_store
+from holdout.node.store import BLOBS, DATABASE, Retention, Store, locked
 from holdout.node.weights import MODEL, load_model
 
 
@@ -51,6 +44,9 @@ def store_folder(tmp_path, network):
     made, model = network
     Store.create(tmp_path / "store", made.genesis, model)
     return tmp_path / "store"
+
+
+SETTINGS = ("journal_mode", "synchronous", "locking_mode")
 
 
 def open_again(folder, network, retention=None):
@@ -163,6 +159,88 @@ def test_a_cut_off_or_foreign_journal_loses_no_commit(store_folder, network):
     again = open_again(store_folder, network)
     assert again.safety == state
     again.store.close()
+
+
+def test_what_lies_in_the_journal_after_a_commit_undoes_nothing(store_folder, network):
+    genesis = network[0].genesis
+    states = [safety.Safety(round=number).encode(genesis.chain) for number in (5, 6)]
+    opened = open_again(store_folder, network)
+    for state in states:
+        opened.store.persist(state)
+    opened.store.close()
+    journal = store_folder / f"{DATABASE}-journal"
+    left = journal.read_bytes()
+    assert not any(left[:8])
+    for at in range(64):
+        damaged = bytearray(left)
+        damaged[at] ^= 0xFF
+        journal.write_bytes(damaged)
+        again = open_again(store_folder, network)
+        assert again.safety == states[-1]
+        again.store.close()
+
+
+def test_a_store_is_read_while_it_is_written(store_folder, network):
+    """The reader sees one moment of it; the writer waits for it and fails at nothing."""
+    genesis = network[0].genesis
+    first = genesis.params.model_first
+    rounds, failures, done = 60, [], threading.Event()
+
+    def write():
+        opened = open_again(store_folder, network)
+        try:
+            for number in range(1, rounds + 1):
+                state = safety.Safety(round=number + 1).encode(genesis.chain)
+                opened.store.persist(state, [(number, finished(network, number, first))])
+        except StoreError as error:
+            failures.append(error)
+        finally:
+            opened.store.close()
+            done.set()
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    heights = []
+    while not done.is_set():
+        with Store.snapshot(store_folder) as store:
+            heights.append(store.height())
+            state = safety.read_safety(store.safety(), genesis.chain)
+            assert state.round == max(1, heights[-1] + 1)
+            assert len(store.finished(1, rounds)) == heights[-1]
+            assert store.damage() is None
+    writer.join()
+    assert failures == []
+    assert heights == sorted(heights)
+    with Store.snapshot(store_folder) as store:
+        assert store.height() == rounds
+
+
+def test_a_snapshot_holds_on_to_the_newest_model(store_folder, network):
+    opened = open_again(store_folder, network)
+    first = network[0].genesis.params.model_first
+    opened.store.persist(b"state", [(1, finished(network, 1, first))])
+    with Store.snapshot(store_folder) as store:
+        for path in (store_folder / BLOBS).iterdir():
+            path.unlink()
+        assert store.blob(BlobKind.MODEL, first) == network[1]
+    opened.store.close()
+
+
+def test_a_snapshot_of_what_is_no_store_is_a_clear_refusal(tmp_path):
+    with pytest.raises(UserError, match="cannot be read"):
+        Store.snapshot(tmp_path)
+    (tmp_path / DATABASE).write_bytes(b"nonsense" * 1000)
+    with pytest.raises(UserError, match="cannot be read"):
+        Store.snapshot(tmp_path)
+
+
+def test_a_commit_leaves_no_lock_and_cannot_come_undone(store_folder, network):
+    """A deleted journal is not synced away: after a power cut it would take the commit back."""
+    opened = open_again(store_folder, network)
+    database = opened.store._database
+    pragmas = [database.execute(f"PRAGMA {name}").fetchone()[0] for name in SETTINGS]
+    assert pragmas == ["persist", 2, "normal"]
+    opened.store.close()
 
 
 def test_a_store_of_another_network_is_refused(store_folder, tmp_path):

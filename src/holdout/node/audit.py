@@ -20,13 +20,9 @@ from holdout.agreement.ledger import Ledger
 from holdout.agreement.messages import Finished, Step
 from holdout.agreement.params import Genesis
 from holdout.agreement.wire import Unverified
-from holdout.errors import InvalidMessage, UserError
+from holdout.errors import AuditError, InvalidMessage, UserError
 from holdout.ids import Digest
 from holdout.node.store import Store
-
-
-class AuditError(UserError):
-    """The chain in the store does not hold: names the round and what is wrong."""
 
 
 @dataclass(frozen=True, slots=True)

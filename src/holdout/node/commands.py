@@ -5,11 +5,15 @@ import is imported by the command that needs it.
 """
 
 import argparse
+import contextlib
 import json
 import os
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+
+from holdout.errors import AuditError, LocalnetFailed, UserError
 
 EXIT_FAILURE = 1
 
@@ -60,7 +64,7 @@ def _add_node(commands: Any) -> None:
 
     run = _parser(what, "run", "run the node until SIGTERM or Ctrl-C")
     run.add_argument("folder", type=Path, metavar="DIR")
-    run.add_argument("--until", type=int, metavar="ROUND", help="take part up to this round")
+    run.add_argument("--until", type=_positive, metavar="ROUND", help="take part up to this round")
     run.set_defaults(run=_run)
 
     status = _parser(what, "status", "ask the running node how it is")
@@ -94,9 +98,11 @@ def _add_network(commands: Any) -> None:
     )
     create.add_argument("--name", default="holdout", help="the network's name")
     create.add_argument(
-        "--byzantine", type=int, metavar="B", help="members that may lie (default: (n-1)/3)"
+        "--byzantine",
+        metavar="F",
+        help="members that may lie, a share or a number (default: (n-1)/3)",
     )
-    create.add_argument("--learning-rate", type=float, default=0.1, metavar="ETA")
+    _add_parameters(create)
     create.add_argument("--model", default="mlp", help="mlp, lenet5 or package.module:factory")
     create.add_argument(
         "--weights", type=Path, metavar="W1.safetensors", help="first weights (default: drawn)"
@@ -118,11 +124,38 @@ def _add_network(commands: Any) -> None:
     certify.set_defaults(run=_certify)
 
 
+def _add_parameters(create: argparse.ArgumentParser) -> None:
+    sizes = create.add_argument_group(
+        "parameters", "what is not given follows from the number of members and of liars"
+    )
+    sizes.add_argument(
+        "--parameters", type=Path, metavar="FILE.toml", help="a table [parameters], as in a genesis"
+    )
+    sizes.add_argument("--learning-rate", type=float, metavar="ETA", help="default: 0.1")
+    sizes.add_argument("--proposers", type=int, metavar="N", help="expected in a round (tau_P)")
+    sizes.add_argument("--voters", type=int, metavar="N", help="expected in a round (tau_V)")
+    sizes.add_argument("--leaders", type=int, metavar="N", help="expected in a period (tau_L)")
+    sizes.add_argument(
+        "--ballots-min", type=int, metavar="N", help="a block with fewer makes no step (M_min)"
+    )
+    sizes.add_argument(
+        "--byzantine-voters-max",
+        type=int,
+        metavar="N",
+        help="an update needs one approval more than this (b_max)",
+    )
+    sizes.add_argument("--mode", choices=["all", "shuffle", "self"], help="who agrees")
+    sizes.add_argument("--role-draw", choices=["self", "fixed"], help="how roles are drawn")
+    sizes.add_argument(
+        "--rounds", type=_positive, default=1000, metavar="T", help="for how many rounds to plan"
+    )
+
+
 def _add_localnet(commands: Any) -> None:
     local = _parser(commands, "localnet", "run a whole network as processes on this machine")
-    local.add_argument("--nodes", type=int, default=7)
-    local.add_argument("--byzantine", type=int, default=0, help="nodes that lie")
-    local.add_argument("--rounds", type=int, default=20)
+    local.add_argument("--nodes", type=_positive, default=7)
+    local.add_argument("--byzantine", default="0", help="nodes that lie, a share or a number")
+    local.add_argument("--rounds", type=_positive, default=20)
     local.add_argument("--out", type=Path, metavar="DIR", help="default: runs/localnet, -2, ...")
     local.add_argument(
         "--lies",
@@ -131,12 +164,33 @@ def _add_localnet(commands: Any) -> None:
     )
     local.add_argument("--attack", default="sign-flip", help="what liars propose")
     local.add_argument("--seed", type=int, default=0)
-    local.add_argument("--delay", type=int, default=300, metavar="MS", help="bound for messages")
-    local.add_argument("--seconds-max", type=float, metavar="S")
+    local.add_argument(
+        "--delay", type=_positive, default=300, metavar="MS", help="bound for messages"
+    )
+    local.add_argument("--seconds-max", type=_positive, metavar="S")
     local.add_argument(
         "--full", action="store_true", help="keep everything and execute all rounds again"
     )
     local.set_defaults(run=_localnet)
+
+
+def _positive(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise ValueError
+    return value
+
+
+_positive.__name__ = "number from 1 on"  # What argparse calls it where it is none.
+
+
+@contextlib.contextmanager
+def _writing() -> Iterator[None]:
+    """A file or folder that cannot be written is the user's to mend."""
+    try:
+        yield
+    except OSError as error:
+        raise UserError(f"{error.filename or 'a file'}: {error.strerror or error}") from None
 
 
 # -- what they do ---------------------------------------------------------------------------------
@@ -150,13 +204,14 @@ def _say(text: str) -> None:
 def _init(options: argparse.Namespace) -> int:
     from holdout.node.members import MEMBER, init_node
 
-    init_node(
-        options.folder,
-        name=options.name,
-        address=options.address,
-        listen=options.listen,
-        make_worker=options.worker,
-    )
+    with _writing():
+        init_node(
+            options.folder,
+            name=options.name,
+            address=options.address,
+            listen=options.listen,
+            make_worker=options.worker,
+        )
     _say(f"made {options.folder}; hand {options.folder / MEMBER} to whoever creates the network")
     return 0
 
@@ -164,7 +219,8 @@ def _init(options: argparse.Namespace) -> int:
 def _reveal(options: argparse.Namespace) -> int:
     from holdout.node.members import reveal
 
-    reveal(options.folder, options.setup, options.out)
+    with _writing():
+        reveal(options.folder, options.setup, options.out)
     _say(f"revealed in {options.out}")
     return 0
 
@@ -172,7 +228,8 @@ def _reveal(options: argparse.Namespace) -> int:
 def _join(options: argparse.Namespace) -> int:
     from holdout.node.members import join
 
-    network = join(options.folder, options.network)
+    with _writing():
+        network = join(options.folder, options.network)
     _say(f"joined {network.name}, {network.identity}")
     return 0
 
@@ -204,8 +261,13 @@ def _status(options: argparse.Namespace) -> int:
         if certificate is None
         else f"round {certificate['round']} by {', '.join(certificate['signers'])}",
         "heard": ", ".join(status["heard"]) or "nobody",
+        "left": ", ".join(status["left"]) or "nobody",
         "evidence": ", ".join(f"{name} ({n})" for name, n in status["evidence"].items()) or "none",
     }
+    refused = {**status["refused"], **status["refused_messages"]}
+    if refused:
+        lines["refused"] = ", ".join(f"{kind} ({n})" for kind, n in refused.items())
+    lines["valid until"] = status["certificate_expires"]
     if status["halted"]:
         lines["halted"] = status["halted"]
     _say("\n".join(f"{name:12}{value}" for name, value in lines.items()))
@@ -216,8 +278,12 @@ def _verify(options: argparse.Namespace) -> int:
     from holdout.node.audit import audit
     from holdout.node.offline import opened
 
-    with opened(options.folder) as (store, network):
-        result = audit(store, network.genesis, full=options.full)
+    try:
+        with opened(options.folder) as (store, network):
+            result = audit(store, network.genesis, full=options.full)
+    except AuditError as error:
+        sys.stderr.write(f"holdout: not verified: {error}{os.linesep}")
+        return EXIT_FAILURE
     again = ""
     if options.full:
         again = f", {result.executed} executed again, {result.tallied} tallied again"
@@ -231,7 +297,8 @@ def _verify(options: argparse.Namespace) -> int:
 def _export(options: argparse.Namespace) -> int:
     from holdout.node.offline import export
 
-    digest = export(options.folder, options.round, options.out)
+    with _writing():
+        digest = export(options.folder, options.round, options.out)
     _say(f"{options.out}: model {digest.hex()}")
     return 0
 
@@ -239,27 +306,34 @@ def _export(options: argparse.Namespace) -> int:
 def _create(options: argparse.Namespace) -> int:
     from holdout.node.creating import create
 
-    _say(create(options))
+    with _writing():
+        said, notes = create(options)
+    for note in notes:
+        sys.stderr.write(f"holdout: {note}\n")
+    _say(said)
     return 0
 
 
 def _certify(options: argparse.Namespace) -> int:
     from holdout.node.members import certify
 
-    for path in certify(options.folder, options.members):
+    with _writing():
+        signed = certify(options.folder, options.members)
+    for path in signed:
         _say(f"signed {path}; the member puts it at keys/tls.crt in its folder")
     return 0
 
 
 def _localnet(options: argparse.Namespace) -> int:
     from holdout.node.liars import read_behaviours
-    from holdout.node.localnet import LocalnetFailed, Plan, run
+    from holdout.node.localnet import Plan, run
+    from holdout.node.planning import read_byzantine
     from holdout.results import free_path
 
     plan = Plan(
         folder=options.out or free_path(Path("runs"), "localnet"),
         nodes=options.nodes,
-        byzantine=options.byzantine,
+        byzantine=read_byzantine(options.byzantine, options.nodes),
         rounds=options.rounds,
         lies=read_behaviours(options.lies),
         attack=options.attack,

@@ -17,28 +17,29 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
-from hashlib import sha256
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 import numpy as np
 import tomli_w
 from pydantic import Field, StringConstraints, ValidationError
 
-from holdout.agreement.codec import blob, digest, text
+from holdout.agreement.codec import blob, digest
 from holdout.agreement.ed25519 import Ed25519Verifier
 from holdout.agreement.keys import PublicKeys
 from holdout.agreement.params import Genesis, Mode, Params, RoleDraw, TallyRule
 from holdout.config import Section, Share
 from holdout.errors import UserError
 from holdout.ids import Digest
-from holdout.node.identity import NAME, Identity, commitment, read_request
+from holdout.node.identity import NAME, commitment
 from holdout.results import to_json, write_atomic
 
 GENESIS, SETUP = "genesis.toml", "setup.toml"
-ADDRESS = re.compile(r"(\[[0-9a-fA-F:.]+\]|[A-Za-z0-9.-]+):([0-9]{1,5})")
+PORT = r"[1-9][0-9]{0,3}|[1-5][0-9]{4}|6[0-4][0-9]{3}|65[0-4][0-9]{2}|655[0-2][0-9]|6553[0-5]"
+ADDRESS = re.compile(rf"(\[[0-9a-fA-F:.]+\]|[A-Za-z0-9.-]+):({PORT})")
 MEMBERS_MAX = 10_000
 
+S = TypeVar("S", bound=Section)
 Hex32 = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
 Count = Annotated[int, Field(ge=0, le=1 << 31)]
 Positive = Annotated[int, Field(ge=1, le=1 << 31)]
@@ -161,19 +162,22 @@ class Network:
         parameters: Parameters,
         model: ModelSection,
         data: DataSection,
-        authority: bytes,
     ) -> "Network":
-        """A network without a beacon, not yet to be used."""
+        """A network without authority and beacon, not yet to be used."""
+        if not NAME.fullmatch(name):
+            raise UserError(
+                "a network's name is up to 32 lower-case letters, digits and inner hyphens;"
+                f" got {name!r}"
+            )
         section = NetworkSection(name=name, nonce=secrets.token_hex(32))
         hidden = [member.model_copy(update={"share": None}) for member in members]
-        certificate = AuthoritySection(certificate=authority.decode("ascii"))
         return cls(
             _File(
                 network=section,
                 parameters=parameters,
                 model=model,
                 data=data,
-                authority=certificate,
+                authority=AuthoritySection(certificate=""),
                 members=hidden,
             )
         )
@@ -236,7 +240,7 @@ class Network:
         rest["network"].pop("beacon")
         for member in rest["members"]:
             member.pop("share")
-        return digest("network-file", blob(to_json(_sorted(rest)).encode()))
+        return digest("network-file", blob(to_json(sorted_keys(rest)).encode()))
 
     @property
     def setup(self) -> Digest:
@@ -262,6 +266,11 @@ class Network:
     def identity(self) -> str:
         """The network's identity in hexadecimal."""
         return self.genesis.chain.hex()
+
+    def with_authority(self, certificate: bytes) -> "Network":
+        """The network with the authority whose certificates let members in."""
+        section = AuthoritySection(certificate=certificate.decode("ascii"))
+        return Network(self.file.model_copy(update={"authority": section}))
 
     def with_beacon(self, beacon: bytes) -> "Network":
         """The finished network, with a beacon from outside."""
@@ -297,40 +306,35 @@ class Network:
     @classmethod
     def read(cls, path: Path) -> "Network":
         """Read a file, strictly; every mistake is told."""
-        network = cls(_read(_File, path))
+        network = cls(read_section(_File, path))
         problems = _problems(network)
         if problems:
             raise UserError("\n".join([f"{path} is no valid genesis file:", *problems]))
         return network
 
 
-def usual_parameters(n: int, byzantine: int, learning_rate: float) -> Parameters:
-    """Everybody proposes, votes and may lead: right for small networks."""
-    return Parameters(
-        byzantine=byzantine,
-        proposers=n,
-        voters=n,
-        leaders=min(n, 20),
-        ballots_min=n - byzantine,
-        byzantine_voters_max=byzantine,
-        learning_rates=[learning_rate],
-    )
-
-
-def _sorted(value: Any) -> Any:
+def sorted_keys(value: Any) -> Any:
+    """The same with the keys of all tables in order: equal content, equal bytes."""
     if isinstance(value, dict):
-        return {key: _sorted(value[key]) for key in sorted(value)}
-    return [_sorted(item) for item in value] if isinstance(value, list) else value
+        return {key: sorted_keys(value[key]) for key in sorted(value)}
+    return [sorted_keys(item) for item in value] if isinstance(value, list) else value
 
 
-def _read(kind: type[Any], path: Path) -> Any:
+def read_toml(path: Path) -> dict[str, Any]:
+    """A file of ours, with a clear message where it is none."""
     try:
         with path.open("rb") as file:
-            return kind.model_validate(tomllib.load(file))
+            return tomllib.load(file)
     except OSError as error:
         raise UserError(f"{path} cannot be read: {error.strerror}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise UserError(f"{path} is not TOML: {error}") from None
+
+
+def read_section(kind: type[S], path: Path) -> S:
+    """A whole file of a known kind; every mistake is told."""
+    try:
+        return kind.model_validate(read_toml(path))
     except ValidationError as error:
         mistakes = [
             f"  {'.'.join(map(str, detail['loc']))}: {detail['msg']}" for detail in error.errors()
@@ -370,80 +374,3 @@ def _problems(network: Network) -> list[str]:
     elif any(shared) and beacon != _beacon(network.setup, members).hex():
         problems.append("the beacon does not follow from the shares")
     return problems
-
-
-# ---------------------------------------------------------------------------------------- members
-
-
-def member_of(identity: Identity, *, name: str, address: str) -> Member:
-    """A member's public part."""
-    keys = identity.signer.public
-    return Member(
-        name=name,
-        address=address,
-        signing=keys.signing.hex(),
-        vrf=keys.vrf.hex(),
-        commitment=commitment(identity.share).hex(),
-    )
-
-
-class _MemberFile(Section):
-    member: Member
-    request: str
-    proof: str
-
-
-def _claim(member: Member, request: bytes) -> bytes:
-    return (
-        text("member")
-        + blob(to_json(_sorted(member.model_dump(mode="json"))).encode())
-        + blob(sha256(request).digest())
-    )
-
-
-def write_member(path: Path, identity: Identity, member: Member) -> None:
-    """The file that a member hands to whoever creates the network; signed by itself."""
-    values = {
-        "member": member.model_dump(mode="json", exclude_none=True),
-        "request": identity.request.decode("ascii"),
-        "proof": identity.signer.sign(_claim(member, identity.request)).hex(),
-    }
-    write_atomic(path, tomli_w.dumps(values, multiline_strings=True).encode())
-
-
-def read_member(path: Path) -> tuple[Member, bytes]:
-    """A member's public part and its certificate request, both proven to be its own."""
-    file: _MemberFile = _read(_MemberFile, path)
-    request = file.request.encode("ascii", errors="replace")
-    try:
-        proof = bytes.fromhex(file.proof)
-    except ValueError:
-        proof = b""
-    key = bytes.fromhex(file.member.signing)
-    if not Ed25519Verifier().signature(key, _claim(file.member, request), proof):
-        raise UserError(f"{path} is not signed by the member that it names")
-    read_request(request, file.member.name)
-    return file.member, request
-
-
-class _ShareFile(Section):
-    setup: Hex32
-    name: MemberName
-    share: Hex32
-
-
-def write_share_file(path: Path, network: Network, name: str, identity: Identity) -> None:
-    """Reveal this member's share of the beacon, for this network alone."""
-    member = network.members[network.index(name)]
-    if member.keys != identity.signer.public:
-        raise UserError(f"the network {network.name} knows {name} by other keys than these")
-    values = {"setup": network.setup.hex(), "name": name, "share": identity.share.hex()}
-    write_atomic(path, tomli_w.dumps(values).encode())
-
-
-def read_share_file(path: Path, network: Network) -> tuple[str, bytes]:
-    """A member's name and its share, revealed for this network."""
-    file: _ShareFile = _read(_ShareFile, path)
-    if file.setup != network.setup.hex():
-        raise UserError(f"{path} was revealed for another network, or another version of this one")
-    return file.name, bytes.fromhex(file.share)

@@ -3,13 +3,15 @@
 A connection that exists may still deliver nothing, and a liar sends to some peers only. So the
 first valid copy of a message is passed on to a few random peers, and every now and then a node
 tells a random peer what it holds of this round, which asks for what it lacks. A signed heartbeat
-tells which peers are really heard.
+tells which peers are really heard; one that stops says goodbye, so that nobody wonders for long.
+Both are for people and for waiting times: the agreement does not know them.
 """
 
+import asyncio
 import hashlib
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from holdout.agreement.codec import Reader, blob, decode, items, text, u8, u32, u64
@@ -23,13 +25,15 @@ from holdout.node.inbox import urgency_of
 from holdout.node.transport import Transport
 from holdout.seeds import Stream
 
-HAVE, PULL, HEARTBEAT = 0x80, 0x81, 0x82
+HAVE, PULL, HEARTBEAT, GOODBYE = 0x80, 0x81, 0x82, 0x83
 """The first bytes of gossip's own messages; those of the agreement are below."""
 NAME_BYTES = 8
 """Of a message's hash, in lists: a collision costs one message that is not pulled."""
+_TAGS = {HEARTBEAT: "heartbeat", GOODBYE: "goodbye"}
 LISTED_MAX = 2_048
 PULLED_MAX = 256
 RELAY_PEERS = 3
+HEARTBEAT_SECONDS = 5.0
 HEARD_SECONDS = 15.0
 """A peer counts as heard so long after its last heartbeat."""
 
@@ -51,7 +55,8 @@ class Gossip:
     """Remembers messages by hash, passes them on, and watches who is heard.
 
     Attributes:
-        heard: The last heartbeat of each peer.
+        heard: The last heartbeat of each peer that has not left.
+        left: The peers that said goodbye and have not come back, and in which round.
         rejected: Bad messages of gossip's own kinds, by peer.
     """
 
@@ -77,6 +82,7 @@ class Gossip:
         self._seen: dict[bytes, int] = {}
         self._held: dict[bytes, bytes] = {}
         self.heard: dict[int, _Heard] = {}
+        self.left: dict[int, int] = {}
         self.rejected: Counter[int] = Counter()
         self.relayed = 0
         self.pulled = 0
@@ -127,9 +133,33 @@ class Gossip:
 
     def beat(self, period: int) -> None:
         """Tell everybody that this worker is alive, and where it is."""
-        part = _heartbeat_part(self._genesis.chain, self._worker, self._round, period)
-        data = u8(HEARTBEAT) + blob(part) + blob(self._signer.sign(part))
+        self._sign_of_life(HEARTBEAT, period)
+
+    def goodbye(self, period: int) -> None:
+        """Tell everybody that this worker stops, and was not lost."""
+        self._sign_of_life(GOODBYE, period)
+
+    def _sign_of_life(self, kind: int, period: int) -> None:
+        part = (
+            text(_TAGS[kind])
+            + blob(self._genesis.chain)
+            + u32(self._worker)
+            + u64(self._round)
+            + u32(period)
+        )
+        data = u8(kind) + blob(part) + blob(self._signer.sign(part))
         self._transport.broadcast(data, Urgency.ANSWER)
+
+    async def keep_talking(self, delay: float, period: Callable[[], int]) -> None:
+        """Be heard, and repair what got lost, whatever the round does; until cancelled."""
+        beats = 0
+        while True:
+            await asyncio.sleep(delay)
+            self.tell_what_is_held()
+            beats += 1
+            if beats * delay >= HEARTBEAT_SECONDS:
+                beats = 0
+                self.beat(period())
 
     # -- receiving --------------------------------------------------------------------------------
 
@@ -141,8 +171,8 @@ class Gossip:
                     self._on_have(peer, *decode(data[1:], _read_list))
                 case 0x81:
                     self._on_pull(peer, *decode(data[1:], _read_list))
-                case 0x82:
-                    self._on_heartbeat(peer, *decode(data[1:], _read_heartbeat))
+                case 0x82 | 0x83 as kind:
+                    self._on_sign_of_life(peer, kind, *decode(data[1:], _read_signed))
                 case _:
                     raise InvalidMessage("no message")  # noqa: TRY301
         except InvalidMessage:
@@ -169,17 +199,22 @@ class Gossip:
                 self._transport.send(peer, data, urgency_of(data))
                 self.pulled += 1
 
-    def _on_heartbeat(self, peer: int, part: bytes, signature: bytes) -> None:
+    def _on_sign_of_life(self, peer: int, kind: int, part: bytes, signature: bytes) -> None:
         def read(reader: Reader) -> tuple[bytes, Digest, int, int, int]:
             return reader.blob(16), reader.digest(), reader.u32(), reader.u64(), reader.u32()
 
         tag, chain, worker, round_number, period = decode(part, read)
         key = self._genesis.roster[peer].signing
-        if (tag, chain, worker) != (b"heartbeat", self._genesis.chain, peer):
+        if (tag, chain, worker) != (_TAGS[kind].encode(), self._genesis.chain, peer):
             raise InvalidMessage("not its own")
         if not self._verifier.signature(key, part, signature):
             raise InvalidMessage("not signed by it")
-        self.heard[peer] = _Heard(round_number, period, time.monotonic())
+        if kind == GOODBYE:
+            self.heard.pop(peer, None)
+            self.left[peer] = round_number
+        else:
+            self.left.pop(peer, None)
+            self.heard[peer] = _Heard(round_number, period, time.monotonic())
 
     def heard_lately(self) -> tuple[int, ...]:
         """The peers whose heartbeat came a short while ago."""
@@ -191,13 +226,9 @@ def _hash(data: bytes) -> bytes:
     return hashlib.sha256(data).digest()
 
 
-def _heartbeat_part(chain: Digest, worker: int, round_number: int, period: int) -> bytes:
-    return text("heartbeat") + blob(chain) + u32(worker) + u64(round_number) + u32(period)
-
-
 def _read_list(reader: Reader) -> tuple[Digest, int, tuple[bytes, ...]]:
     return reader.digest(), reader.u64(), reader.items(lambda r: r.exactly(NAME_BYTES), LISTED_MAX)
 
 
-def _read_heartbeat(reader: Reader) -> tuple[bytes, bytes]:
+def _read_signed(reader: Reader) -> tuple[bytes, bytes]:
     return reader.blob(256), reader.exactly(64)

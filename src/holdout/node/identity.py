@@ -31,6 +31,8 @@ NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,30}[a-z0-9])?")
 
 DATED_BACK = timedelta(days=1)
 VALID_FOR = timedelta(days=825)
+WARN_BEFORE = timedelta(days=30)
+"""So long before the end of its certificate a node begins to say so."""
 SHARE_BYTES = 32
 
 SIGNING, VRF, TLS, SHARE = "signing.seed", "vrf.seed", "tls.key", "beacon.share"
@@ -246,6 +248,11 @@ def read_request(request: bytes, name: str) -> x509.CertificateSigningRequest:
     if not valid or asked.subject != _common_name(name):
         raise UserError(f"the certificate request of {name} is not its own")
     return asked
+
+
+def certificate_end(*certificates: bytes) -> datetime:
+    """When the first of these certificates is no longer valid."""
+    return min(x509.load_pem_x509_certificate(pem).not_valid_after_utc for pem in certificates)
 
 
 def certificate_fault(certificate: bytes, authority: bytes, name: str) -> str | None:

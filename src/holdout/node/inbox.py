@@ -2,6 +2,11 @@
 
 Everything here happens before any signature is looked at. A sender that talks too much loses its
 own messages, nobody else's: each has its own allowance and its own places in the queue.
+
+What is within a sender's allowance and finds its places taken means that this node is slow (a disk
+that takes its time). Then the thread that reads is held back for a moment, and with it the sender,
+by way of its connection. Never more than one thread at a time, since others read everybody else's
+votes; and not for what its sender repeats anyway.
 """
 
 import threading
@@ -16,6 +21,8 @@ from holdout.agreement.params import Params
 
 QUEUE_MAX = 512
 """Messages of one sender and urgency that may wait."""
+HELD_SECONDS_MAX = 0.2
+"""A reader is held back so long for one message at most."""
 
 URGENCIES = {
     Kind.VOTE: Urgency.VOTE,
@@ -125,26 +132,59 @@ class _Lane:
 class Inbox:
     """A bounded queue between the transport's threads and the one task that handles messages."""
 
-    def __init__(self, senders: Sequence[int], queue_max: int = QUEUE_MAX) -> None:
+    def __init__(
+        self,
+        senders: Sequence[int],
+        queue_max: int = QUEUE_MAX,
+        held_seconds_max: float = HELD_SECONDS_MAX,
+    ) -> None:
         self._queue_max = queue_max
+        self._held_seconds_max = held_seconds_max
         self._lock = threading.Lock()
+        self._room = threading.Condition(self._lock)
+        self._holding = False
+        self.held = 0
+        """How often a reader was held back."""
         self._lanes = tuple(_Lane({sender: deque() for sender in senders}) for _ in sorted(Urgency))
         self._count = 0
 
     def put(self, sender: int, data: bytes) -> Dropped | None:
-        """Queue a message; why not, if it was dropped."""
-        lane = self._lanes[urgency_of(data)]
+        """Queue a message; why not, if it was dropped. May hold the caller back for a moment."""
+        urgency = urgency_of(data)
+        lane = self._lanes[urgency]
         queue = lane.queues.get(sender)
         if queue is None:
             return Dropped.UNKNOWN_SENDER
         with self._lock:
-            if len(queue) >= self._queue_max:
+            if len(queue) >= self._queue_max and not self._hold(queue, urgency):
                 return Dropped.QUEUE_FULL
             if not queue:
                 lane.turns.append(sender)
             queue.append(data)
             self._count += 1
         return None
+
+    def _hold(self, queue: deque[bytes], urgency: Urgency) -> bool:
+        """Wait for a place; False: there is none, or waiting is not right here."""
+        # Questions, lists and heartbeats come again by themselves.
+        if urgency is Urgency.ANSWER or self._holding or not self._held_seconds_max:
+            return False
+        self._holding = True
+        self.held += 1
+        try:
+            self._room.wait_for(
+                lambda: len(queue) < self._queue_max or not self._held_seconds_max,
+                self._held_seconds_max,
+            )
+        finally:
+            self._holding = False
+        return len(queue) < self._queue_max
+
+    def close(self) -> None:
+        """Hold nobody back any more: nothing will be taken out."""
+        with self._lock:
+            self._held_seconds_max = 0.0
+            self._room.notify_all()
 
     def get(self) -> tuple[int, bytes] | None:
         """The next message: the most urgent, of the sender that has waited longest."""
@@ -158,6 +198,8 @@ class Inbox:
                 if queue:
                     lane.turns.append(sender)
                 self._count -= 1
+                if self._holding:
+                    self._room.notify()
                 return sender, data
         return None
 

@@ -25,9 +25,10 @@ from holdout.agreement.events import (
     Proposed,
 )
 from holdout.agreement.params import Params
+from holdout.errors import LearnerFailed
 from holdout.ids import Digest
 from holdout.node.blobs import Blobs
-from holdout.node.learning import Learner, LearnerFailed
+from holdout.node.learning import Learner
 from holdout.node.logs import Log
 from holdout.node.pacing import Pacing
 

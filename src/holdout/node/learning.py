@@ -10,6 +10,7 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
+from holdout.errors import LearnerFailed
 from holdout.node import frames
 from holdout.node.logs import Log
 
@@ -17,10 +18,6 @@ START_SECONDS_MAX = 300.0
 RESTART_SECONDS = (1.0, 60.0)
 """How long to wait before a learner that failed is started again: from, doubling, up to."""
 LINE_BYTES_MAX = 4_000
-
-
-class LearnerFailed(Exception):  # noqa: N818  # Expected: the worker misses a role, no more.
-    """The member's code raised, took too long or ended."""
 
 
 class Learner:

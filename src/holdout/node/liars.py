@@ -32,9 +32,12 @@ from holdout.node.genesis import Network
 from holdout.node.identity import Identity
 from holdout.node.running import run_node
 from holdout.node.service import Service
+from holdout.node.transport import ZenohTransport
 from holdout.seeds import Stream, stream
 
 REPLAYED = 64
+FLOOD_NICE = 10
+"""Of the thread that floods: on Linux, threads have a priority each."""
 
 
 class Liar:
@@ -131,6 +134,9 @@ class Liar:
             said += [Broadcast(data, Urgency.VOTE) for data in list(self._old)[:8]]
         if "impersonate" in self._behaviours:
             said.append(Broadcast(self._as_somebody_else(action.data), Urgency.VOTE))
+            transport = self._service.transport
+            if isinstance(transport, ZenohTransport):
+                transport.publish(self._others[0], "all", action.data, Urgency.VOTE)
         return said
 
     def _split(self, one: bytes, other: bytes, urgency: Urgency) -> list[Action]:
@@ -188,7 +194,9 @@ class Liar:
         return Envelope(Kind.VOTE, part, self._signer.sign(part)).encode()
 
     def _flood(self) -> None:
-        """As much as the network takes: signed votes, random bytes, questions, large messages."""
+        """As much as the network takes: votes, random bytes, questions, others' names."""
+        # A real liar has a machine of its own: here it must not take all of the others' time.
+        os.nice(FLOOD_NICE)
         chain, worker = self._genesis.chain, self._service.worker
         count = 0
         # As long as there is a network to flood.
@@ -201,6 +209,8 @@ class Liar:
                 Envelope(Kind.VOTE, part, self._signer.sign(part)).encode(), Urgency.VOTE
             )
             transport.broadcast(os.urandom(1_000), Urgency.VOTE)
+            if isinstance(transport, ZenohTransport):
+                transport.publish(self._others[0], "all", os.urandom(100), Urgency.VOTE)
             transport.broadcast(messages.GetBlocks(chain, 1, 1 << 60).encode(), Urgency.ANSWER)
             if count % 50 == 0:
                 transport.broadcast(os.urandom(100_000), Urgency.ANSWER)
@@ -246,8 +256,6 @@ def main() -> None:
     parser.add_argument("--liars", default="", help="the coalition: 5,6")
     parser.add_argument("--until", type=int)
     options = parser.parse_args()
-    # A real liar has a machine of its own: here it must not take the others' time.
-    os.nice(19)
     liars = [int(number) for number in options.liars.split(",") if number]
     run_node(
         options.folder,

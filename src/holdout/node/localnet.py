@@ -23,22 +23,19 @@ from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
-from holdout.errors import UserError
+from holdout.errors import AuditError, LocalnetFailed, StoreError, UserError
 from holdout.node import members
-from holdout.node.audit import Audit, AuditError, audit
-from holdout.node.genesis import GENESIS, DataSection, Network, usual_parameters
+from holdout.node.audit import Audit, audit
+from holdout.node.genesis import GENESIS, DataSection, Network
+from holdout.node.planning import usual_parameters
 from holdout.node.running import END_WITH_PARENT
 from holdout.node.status import ask_status
-from holdout.node.store import FOLDER, Retention, Store, StoreError, locked
+from holdout.node.store import FOLDER, Retention, Store, locked
 
 POLL_SECONDS = 0.5
 STOP_SECONDS = 10.0
 SHAPE, CLASSES = (1, 28, 28), 10
 PORTS = range(15_000, 32_000)
-
-
-class LocalnetFailed(Exception):  # noqa: N818  # Said in the closing line; exit code 1.
-    """The network did not do what it must."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +100,11 @@ def prepare(plan: Plan) -> list[Node]:
             f"agreement needs n >= 3B + 1 nodes, of which B may lie; got n={plan.nodes},"
             f" B={plan.byzantine}"
         )
+    if plan.byzantine:
+        from holdout.attacks import ATTACKS  # Slow to import, and needed by liars alone.
+
+        if plan.attack not in ATTACKS:
+            raise UserError(f"there is no attack {plan.attack!r}; there are {', '.join(ATTACKS)}")
     ports = free_ports(plan.nodes)
     nodes = []
     width = len(str(plan.nodes - 1))

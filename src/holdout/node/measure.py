@@ -118,8 +118,6 @@ class Counters:
 
     rejected: Counter[str] = field(default_factory=Counter)
     """By the core, by reason."""
-    refused: Counter[str] = field(default_factory=Counter)
-    """By the transport: connections without a valid certificate."""
     rounds: int = 0
     steps: int = 0
     periods: int = 0

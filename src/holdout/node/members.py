@@ -23,11 +23,6 @@ from holdout.node.genesis import (
     ModelSection,
     Network,
     Parameters,
-    member_of,
-    read_member,
-    read_share_file,
-    write_member,
-    write_share_file,
 )
 from holdout.node.identity import (
     AUTHORITY,
@@ -36,6 +31,13 @@ from holdout.node.identity import (
     certificate_fault,
     create_identity,
     read_identity,
+)
+from holdout.node.publicparts import (
+    member_of,
+    read_member,
+    read_share_file,
+    write_member,
+    write_share_file,
 )
 from holdout.node.settings import SETTINGS, read_settings, write_settings
 from holdout.node.store import FOLDER, Store, locked
@@ -92,17 +94,17 @@ def draft_network(
     """The network without its beacon; certificates for all members; the first model."""
     if any((out / file).exists() for file in (GENESIS, SETUP)):
         raise UserError(f"{out} holds a network already")
-    out.mkdir(parents=True, exist_ok=True)
-    authority = Authority.create(out / AUTHORITY_FOLDER, name)
-    network = Network.draft(
+    draft = Network.draft(
         name=name,
         members=[member for member, _ in members],
         parameters=parameters,
         model=model[0],
         data=data,
-        authority=authority.certificate,
     )
-    _ = network.params  # Refuse what could never agree, before anything is handed out.
+    _ = draft.params  # Refuse what could never agree, before anything is made.
+    out.mkdir(parents=True, exist_ok=True)
+    authority = Authority.create(out / AUTHORITY_FOLDER, name)
+    network = draft.with_authority(authority.certificate)
     (out / CERTIFICATES).mkdir(exist_ok=True)
     for member, request in members:
         certificate = authority.issue(request, member.name)

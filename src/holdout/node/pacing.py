@@ -57,6 +57,12 @@ class Pacing:
             passed = now - self._current.began - self._current.judged
             self._current.voted.setdefault(worker, max(0, passed))
 
+    def left(self, worker: int) -> None:
+        """A worker has said goodbye: how slow it was no longer matters."""
+        for moments in (*self._rounds, *(() if self._current is None else (self._current,))):
+            moments.proposed.pop(worker, None)
+            moments.voted.pop(worker, None)
+
     def timing(self) -> Timing:
         """The waits of the next round, by all that is known now."""
         rounds = list(self._rounds)

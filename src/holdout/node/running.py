@@ -9,13 +9,12 @@ status.sock                  while it runs
 
 import asyncio
 import os
-import re
 import signal
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any
 
 from holdout.agreement import aggregate
 from holdout.agreement.ed25519 import Ed25519Verifier
@@ -23,7 +22,6 @@ from holdout.agreement.events import BlobKind
 from holdout.agreement.keys import MemoVerifier
 from holdout.agreement.params import Genesis
 from holdout.agreement.player import Player
-from holdout.agreement.sortition import Role
 from holdout.errors import UserError
 from holdout.ids import Digest
 from holdout.node.archive import Archive
@@ -34,7 +32,9 @@ from holdout.node.identity import (
     AUTHORITY,
     CERTIFICATE,
     TLS,
+    WARN_BEFORE,
     Identity,
+    certificate_end,
     certificate_fault,
     read_identity,
 )
@@ -42,12 +42,16 @@ from holdout.node.inbox import Allowance, Inbox
 from holdout.node.jobs import Behaviour
 from holdout.node.learning import Learner
 from holdout.node.logs import Log, divert_output
-from holdout.node.measure import Spent, TimedVerifier, memory_bytes, prometheus
+from holdout.node.measure import Spent, TimedVerifier
+from holdout.node.opening import Opened, checked_blob, open_store
 from holdout.node.pacing import Pacing
+from holdout.node.planning import notes_on
+from holdout.node.refusals import Refusals
+from holdout.node.reporting import Reporter
 from holdout.node.service import Service
 from holdout.node.settings import Settings, read_settings
 from holdout.node.status import serve_metrics, serve_status
-from holdout.node.store import FOLDER, Opened, Retention, checked_blob, locked, open_store
+from holdout.node.store import FOLDER, Retention, locked
 from holdout.node.transport import Endpoint, Member, ZenohTransport
 from holdout.node.weights import MODEL, load_model
 from holdout.results import write_atomic
@@ -55,20 +59,10 @@ from holdout.seeds import stream
 
 KEYS = "keys"
 MEMO_ENTRIES = 1 << 14
+WATCH_SECONDS = 3_600.0
+"""So often a node looks at the date of its certificate."""
 END_WITH_PARENT = "HOLDOUT_END_WITH_PARENT"
 """Set by a command that starts nodes: the process that they must not outlive."""
-REFUSALS = (
-    (re.compile(r"sent no certificates"), "no-certificate"),
-    (re.compile(r"invalid peer certificate: .*[Ee]xpired"), "expired-certificate"),
-    (
-        re.compile(r"invalid peer certificate: .*(NotValidYet|not valid yet)"),
-        "certificate-not-valid-yet",
-    ),
-    (re.compile(r"invalid peer certificate"), "foreign-certificate"),
-    (re.compile(r"received corrupt message|received fatal alert|handshake"), "no-tls"),
-)
-"""How the transport's own log tells of connections that it refused."""
-
 MakeBehaviour = Callable[[Service, Identity, Network], Behaviour]
 
 
@@ -82,6 +76,8 @@ class Folder:
     network: Network
     worker: int
     model: bytes
+    expires: datetime
+    """From when on nobody talks to this node any more."""
 
     @property
     def genesis(self) -> Genesis:
@@ -111,7 +107,8 @@ def read_folder(path: Path) -> Folder:
     if fault is not None:
         raise UserError(f"{path / KEYS / CERTIFICATE}: {fault}")
     model = load_model(path / MODEL, network.file.model)
-    return Folder(path, settings, identity, network, worker, model)
+    expires = certificate_end(certificate, authority)
+    return Folder(path, settings, identity, network, worker, model, expires)
 
 
 def run_node(
@@ -120,18 +117,28 @@ def run_node(
     until: int | None = None,
     make_behaviour: MakeBehaviour | None = None,
 ) -> None:
-    """Run the node of this folder until it is told to stop (SIGTERM, Ctrl-C) or cannot go on."""
+    """Run the node of this folder until it is told to stop or cannot go on.
+
+    Raises:
+        KeyboardInterrupt: It was Ctrl-C; everything is put away already.
+    """
     fault = aggregate.known_answer_fault()
     if fault is not None:
         raise UserError(f"{fault}; this node must not vote")
     folder = read_folder(path)
     with locked(path):
-        asyncio.run(_run(folder, until, make_behaviour))
+        number = asyncio.run(_run(folder, until, make_behaviour))
+    if number == signal.SIGINT:
+        raise KeyboardInterrupt
 
 
-async def _run(folder: Folder, until: int | None, make_behaviour: MakeBehaviour | None) -> None:
+async def _run(
+    folder: Folder, until: int | None, make_behaviour: MakeBehaviour | None
+) -> signal.Signals | None:
+    """Which signal ended it."""
     node = _Node(folder, until, make_behaviour)
     await node.run()
+    return node.ended_by
 
 
 class _Node:
@@ -141,9 +148,10 @@ class _Node:
         self, folder: Folder, until: int | None, make_behaviour: MakeBehaviour | None
     ) -> None:
         self.folder = folder
-        self.began = time.monotonic()
+        self.ended_by: signal.Signals | None = None
         settings, genesis = folder.settings, folder.genesis
         self.log = Log(settings.node.name, settings.node.log_level)
+        self.refusals = Refusals(self.log)
         storage = settings.storage
         self.opened: Opened = open_store(
             folder.path / FOLDER,
@@ -212,20 +220,27 @@ class _Node:
         """Until told to stop."""
         service, loop = self.service, asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, service.stop)
+            loop.add_signal_handler(number, self._on_signal, number)
         for note in self.opened.notes:
             self.log.error("amnesia", why=note)
-        watching = asyncio.create_task(self._end_with_parent())
+        for note in notes_on(self.folder.genesis.params):
+            self.log.warning("not-guaranteed", what=note)
+        watching = [
+            asyncio.create_task(self._end_with_parent()),
+            asyncio.create_task(self._watch_certificate()),
+        ]
         # The one of the genesis file, whatever lies there.
         authority = self.folder.path / KEYS / AUTHORITY
         expected = self.folder.network.file.authority.certificate.encode("ascii")
         if not authority.exists() or authority.read_bytes() != expected:
             write_atomic(authority, expected)
         transport = self._connect()
-        servers = [await serve_status(self.folder.path, self.report)]
+        servers = [await serve_status(self.folder.path, self.reporter.report)]
         try:
             if self.folder.settings.node.metrics is not None:
-                servers.append(await serve_metrics(self.folder.settings.node.metrics, self.metrics))
+                servers.append(
+                    await serve_metrics(self.folder.settings.node.metrics, self.reporter.metrics)
+                )
             self.log.info(
                 "started",
                 network=self.folder.network.identity[:16],
@@ -234,13 +249,18 @@ class _Node:
             )
             await service.run()
         finally:
-            watching.cancel()
+            for task in watching:
+                task.cancel()
             for server in servers:
                 server.close()
             transport.close()
             self.opened.store.close()
             (self.folder.path / "status.sock").unlink(missing_ok=True)
             self.log.info("stopped", decided=service.player.round - 1)
+
+    def _on_signal(self, number: signal.Signals) -> None:
+        self.ended_by = number
+        self.service.stop()
 
     async def _end_with_parent(self) -> None:
         """A node that a command has started ends with it, however that ended."""
@@ -251,9 +271,22 @@ class _Node:
             self.log.error("orphaned")
             self.service.stop()
 
+    async def _watch_certificate(self) -> None:
+        """Say in time that the certificate ends, and that it has ended."""
+        while True:
+            left = self.folder.expires - datetime.now(UTC)
+            if left <= timedelta():
+                self.log.error("certificate-expired", expires=self.folder.expires.isoformat())
+                return
+            if left <= WARN_BEFORE:
+                self.log.warning(
+                    "certificate-expires", expires=self.folder.expires.isoformat(), days=left.days
+                )
+            await asyncio.sleep(min(WATCH_SECONDS, left.total_seconds() + 0.1))
+
     def _connect(self) -> ZenohTransport:
         folder, service = self.folder, self.service
-        self.log.file = divert_output(self._on_engine_line)
+        self.log.file = divert_output(self.refusals.on_line)
         peers = folder.settings.peers
         members = [
             Member(w, m.name, peers.get(m.name, m.address))
@@ -278,6 +311,7 @@ class _Node:
             serve=self._serve,
             wake=service.wake,
         )
+        self.refusals.links = transport.links
         # Which peer hears what first is nobody's secret, but differs from node to node.
         words = stream(time.monotonic_ns(), "gossip", folder.worker)
         gossip = Gossip(
@@ -297,7 +331,20 @@ class _Node:
             ready=service.fetched,
         )
         service.attach(transport, gossip, fetcher)
-        self.transport, self.fetcher = transport, fetcher
+        self.reporter = Reporter(
+            network=folder.network,
+            worker=folder.worker,
+            expires=folder.expires,
+            service=service,
+            archive=self.archive,
+            blobs=self.blobs,
+            inbox=self.inbox,
+            learner=self.learner,
+            transport=transport,
+            fetcher=fetcher,
+            refusals=self.refusals,
+            spent=self.spent,
+        )
         return transport
 
     def _serve(self, asker: int, question: str) -> bytes | None:
@@ -309,106 +356,3 @@ class _Node:
             if behaviour.withholds(BlobKind(int(kind)), digest):
                 return None
         return self.blobs.serve(question)
-
-    def _on_engine_line(self, line: str) -> None:
-        for pattern, kind in REFUSALS:
-            if pattern.search(line):
-                self.service.counters.refused[kind] += 1
-                self.log.warning("refused-connection", kind=kind)
-                return
-        if "Skipping name verification" not in line:  # Meant: see the transport's settings.
-            self.log.debug("transport-says", line=line)
-
-    # -- what others may know ---------------------------------------------------------------------
-
-    def report(self) -> dict[str, Any]:
-        """How the node is."""
-        service, player = self.service, self.service.player
-        decided = player.round - 1
-        last = self.archive.last
-        pid = self.learner.pid
-        return {
-            "node": self.folder.settings.node.name,
-            "worker": self.folder.worker,
-            "network": self.folder.network.identity,
-            "round": player.round,
-            "decided": decided,
-            "period": player.period,
-            "phase": player.phase,
-            "observer": player.observer,
-            "halted": service.halted,
-            "roles": "".join(
-                letter
-                for letter, role in (("P", Role.PROPOSER), ("V", Role.VOTER))
-                if player.holds(role)
-            ),
-            "model": player.model.hex(),
-            "accuracy": service.accuracy,
-            "certificate": None
-            if last is None
-            else {
-                "round": last.certificate.round,
-                "period": last.certificate.period,
-                "value": last.certificate.value.hex(),
-                "signers": [self._name(mark.worker) for mark in last.certificate.marks],
-            },
-            "peers": [self._name(w) for w in self.transport.peers()],
-            "heard": [self._name(w) for w in service.gossip.heard_lately()],
-            "evidence": {self._name(w): count for w, count in sorted(service.evidence.items())},
-            "rejected": dict(sorted(service.counters.rejected.items())),
-            "refused": dict(sorted(service.counters.refused.items())),
-            "dropped": self._dropped(),
-            "steps": service.counters.steps,
-            "rounds": service.counters.rounds,
-            "periods": service.counters.periods,
-            "worker_failures": self.learner.failures,
-            "memory": {
-                "node": memory_bytes(os.getpid()),
-                "learner": 0 if pid is None else memory_bytes(pid),
-            },
-            "cpu": {"node": time.process_time()},
-            "bytes": {
-                "sent": dict(self.transport.sent),
-                "received": dict(self.transport.received),
-            },
-            "seconds": {"up": time.monotonic() - self.began, **self.spent.as_dict()},
-            "held": {"messages": player.held(), "blobs": self.blobs.size, "inbox": len(self.inbox)},
-        }
-
-    def _name(self, worker: int) -> str:
-        return self.folder.network.members[worker].name
-
-    def _dropped(self) -> dict[str, int]:
-        found: dict[str, int] = {}
-        for (worker, reason), count in sorted(self.transport.dropped.items()):
-            found[f"{self._name(worker)}: {reason}"] = count
-        return found
-
-    def metrics(self) -> str:
-        """The same for Prometheus."""
-        report = self.report()
-        sent, received = report["bytes"]["sent"], report["bytes"]["received"]
-        return prometheus(
-            {
-                "round": report["round"],
-                "period": report["period"],
-                "observer": float(report["observer"]),
-                "accuracy": report["accuracy"] or 0.0,
-                "peers": len(report["peers"]),
-                "peers_heard": len(report["heard"]),
-                "rounds_total": report["rounds"],
-                "steps_total": report["steps"],
-                "extra_periods_total": report["periods"],
-                "rejected_total": report["rejected"],
-                "refused_connections_total": report["refused"],
-                "dropped_total": float(sum(report["dropped"].values())),
-                "evidence_total": report["evidence"],
-                "worker_failures_total": report["worker_failures"],
-                "memory_bytes": report["memory"],
-                "cpu_seconds_total": report["cpu"]["node"],
-                "sent_bytes_total": sent,
-                "received_bytes_total": received,
-                "seconds_total": report["seconds"],
-            },
-            report["node"],
-        )

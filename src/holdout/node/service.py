@@ -7,8 +7,6 @@ process, models in a thread, writes in another: while they take their time, vote
 """
 
 import asyncio
-import heapq
-import itertools
 import os
 import time
 from collections import deque
@@ -43,7 +41,6 @@ from holdout.agreement.events import (
     SendBlocks,
     SetTimer,
     Start,
-    Timer,
     TimerFired,
     Urgency,
     Want,
@@ -51,19 +48,20 @@ from holdout.agreement.events import (
 from holdout.agreement.messages import Ballot, Kind, Update
 from holdout.agreement.params import Genesis
 from holdout.agreement.player import Player
+from holdout.errors import LearnerFailed
 from holdout.ids import Digest
 from holdout.node.archive import Archive
 from holdout.node.blobs import Blobs, Fetcher
 from holdout.node.gossip import Gossip
 from holdout.node.inbox import Dropped, Inbox, is_agreement
 from holdout.node.jobs import Behaviour, Jobs
-from holdout.node.learning import Learner, LearnerFailed
+from holdout.node.learning import Learner
 from holdout.node.logs import Log
 from holdout.node.measure import Counters, Idle, Spent, Stopwatch
 from holdout.node.pacing import Pacing
+from holdout.node.timers import Timers, now
 from holdout.node.transport import Transport
 
-HEARTBEAT_SECONDS = 5.0
 MEETING_SECONDS = 3.0
 EVENTS_IN_A_ROW = 32
 """After so many the other tasks get their turn."""
@@ -125,8 +123,7 @@ class Service:
             self._params, worker, learner=learner, blobs=blobs, pacing=pacing, log=log
         )
         self._events: deque[Event] = deque()
-        self._timers: list[tuple[int, int, Timer]] = []
-        self._order = itertools.count()
+        self._timers = Timers()
         self._awake = asyncio.Event()
         self._loop = asyncio.get_running_loop()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -172,7 +169,8 @@ class Service:
 
     async def run(self) -> None:
         """Run until stopped; raises what makes it impossible to go on."""
-        self._begin(self._beat())
+        delay = self._pacing.timing().delay / 1e6
+        self._begin(self.gossip.keep_talking(delay, lambda: self.player.period))
         loading = self._begin(self._learner.start())
         await self._meet(loading)
         self._events.append(Start(os.urandom(NONCE_BYTES)))
@@ -213,6 +211,8 @@ class Service:
             await asyncio.sleep(0.05)
 
     async def _end(self) -> None:
+        # First, so that it is on its way while the rest is put away.
+        self.gossip.goodbye(self.player.period)
         self._fetcher.close()
         for task in self._tasks:
             task.cancel()
@@ -223,28 +223,34 @@ class Service:
 
     def _next_event(self) -> Event | None:
         self._awake.clear()
-        if self._timers and self._timers[0][0] <= _now():
-            return TimerFired(heapq.heappop(self._timers)[2])
+        timer = self._timers.due()
+        if timer is not None:
+            return TimerFired(timer)
         if self._events:
             return self._events.popleft()
         while (item := self._inbox.get()) is not None:
             sender, data = item
             if not is_agreement(data):
-                self.gossip.handle(sender, data)
+                self._listen(sender, data)
             elif self.gossip.is_repeated(data):
                 self.counters.rejected[Dropped.REPEATED] += 1
             else:
                 return Received(sender, data)
         return None
 
+    def _listen(self, sender: int, data: bytes) -> None:
+        """A message of gossip's own."""
+        before = sender in self.gossip.left
+        self.gossip.handle(sender, data)
+        if sender in self.gossip.left and not before:
+            self._log.info("peer-left", worker=sender)
+            self._pacing.left(sender)
+
     async def _rest(self) -> None:
         """Wait for something to do."""
-        seconds = None
-        if self._timers:
-            seconds = max(0.0, (self._timers[0][0] - _now()) / 1e6)
         began = time.perf_counter()
         with suppress(TimeoutError):
-            async with asyncio.timeout(seconds):
+            async with asyncio.timeout(self._timers.seconds()):
                 await self._awake.wait()
         self._idle.waited(
             time.perf_counter() - began,
@@ -253,10 +259,10 @@ class Service:
         )
 
     async def _handle(self, event: Event) -> None:
-        now = _now()
+        at = now()
         crypto = self.spent.crypto
         with Stopwatch(self.spent, "protocol"):
-            actions: Sequence[Action] = self.player.handle(event, now)
+            actions: Sequence[Action] = self.player.handle(event, at)
         self.spent.protocol -= self.spent.crypto - crypto
         if self.behaviour is not None:
             actions = self.behaviour.act(actions)
@@ -268,16 +274,16 @@ class Service:
             self._idle.ended_by_message()
             if not self._rejected:
                 self.gossip.remember(event.data)
-                self._pace(event.data, now)
+                self._pace(event.data, at)
 
-    def _pace(self, data: bytes, now: int) -> None:
+    def _pace(self, data: bytes, at: int) -> None:
         if data[0] not in {Kind.UPDATE, Kind.BALLOT}:
             return
         message = wire.decode(data).claim
         if isinstance(message, Update):
             self._proposers[message.payload] = message.worker
         elif isinstance(message, Ballot):
-            self._pacing.voted(message.worker, now)
+            self._pacing.voted(message.worker, at)
             self.player.wait(self._pacing.timing())
 
     # -- actions ----------------------------------------------------------------------------------
@@ -333,10 +339,9 @@ class Service:
 
     def _set_timer(self, action: SetTimer) -> None:
         if self._until is None or action.timer.round <= self._until:
-            heapq.heappush(self._timers, (action.at, next(self._order), action.timer))
+            self._timers.set(action)
 
     def _entered(self, action: Entered) -> None:
-        now = _now()
         self._log.round = action.round
         self._log.debug("entered", period=action.period)
         self.counters.periods += action.period > 0
@@ -345,10 +350,9 @@ class Service:
         self._jobs.round = action.round
         self.gossip.entered(action.round)
         self.gossip.beat(action.period)
-        self._pacing.began(now)
+        self._pacing.began(now())
         self._proposers.clear()
-        self._timers = [item for item in self._timers if item[2].round >= action.round]
-        heapq.heapify(self._timers)
+        self._timers.forget(action.round)
 
     def _report(self, action: Report) -> None:
         kind = action.evidence.first.kind
@@ -390,7 +394,7 @@ class Service:
         self._idle.ended_by_message()
         self._blobs.put(kind, digest, data, self.player.round)
         if kind is BlobKind.PAYLOAD and digest in self._proposers:
-            self._pacing.proposed(self._proposers[digest], _now())
+            self._pacing.proposed(self._proposers[digest], now())
         self._announce(kind, digest, data)
 
     def _announce(self, kind: BlobKind, digest: Digest, data: bytes) -> None:
@@ -413,7 +417,7 @@ class Service:
         if self._until is not None and self.player.round > self._until:
             return
         if isinstance(job, Judge):
-            self._pacing.judging(_now())
+            self._pacing.judging(now())
         self._begin(self._computed(job))
 
     async def _computed(self, job: Job) -> None:
@@ -443,19 +447,3 @@ class Service:
             assert isinstance(error, Exception)  # noqa: S101
             self._failure = error
             self._awake.set()
-
-    async def _beat(self) -> None:
-        """Be heard, and repair what got lost, whatever the round does."""
-        delay = self._pacing.timing().delay / 1e6
-        beats = 0
-        while True:
-            await asyncio.sleep(delay)
-            self.gossip.tell_what_is_held()
-            beats += 1
-            if beats * delay >= HEARTBEAT_SECONDS:
-                beats = 0
-                self.gossip.beat(self.player.period)
-
-
-def _now() -> int:
-    return time.monotonic_ns() // 1_000

@@ -8,32 +8,35 @@ be seen to have lost it. Hence SQLite's rollback journal and not its write-ahead
 end is cut off or damaged is taken for a shorter one, and the node would vote again without knowing
 that it has voted (`docs/decisions/0011-rollback-journal.md`).
 
-A store is made once, by `create`, when a member joins a network. Starting without one, or with one
-that cannot be read, is amnesia: `open_store` makes an empty one that says so, and the node only
-watches until others have told it how far the chain is.
+A store is made once, by `create`, when a member joins a network; `opening` opens it when the node
+starts, and tells one that was lost. `Store.snapshot` reads it while the node runs.
 """
 
 import fcntl
 import os
 import shutil
 import sqlite3
-from collections.abc import Callable, Iterator, Sequence
+import time
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Self
+from typing import BinaryIO, Self
 
-from holdout.agreement import aggregate, safety
+from holdout.agreement import safety
 from holdout.agreement.codec import decode
 from holdout.agreement.events import BlobKind
 from holdout.agreement.headers import read_header
 from holdout.agreement.messages import Evidence, Finished
 from holdout.agreement.params import Genesis
 from holdout.agreement.wire import read_bundle, read_evidence
-from holdout.errors import InvalidMessage, UserError
+from holdout.errors import InvalidMessage, StoreError, UserError
 from holdout.ids import Digest
 
 FOLDER, DATABASE, BLOBS, LOCK = "store", "node.sqlite", "blobs", ".lock"
+BUSY_SECONDS_MAX = 60.0
+"""A write waits so long for whoever reads, a reader for whoever writes: both take a moment only."""
+SNAPSHOTS_MAX, SNAPSHOT_SECONDS = 5, 0.2
 EVIDENCE_MAX = 10_000
 """Pieces of evidence that are kept, the newest."""
 
@@ -46,10 +49,6 @@ CREATE TABLE blobs(digest BLOB PRIMARY KEY, kind INTEGER NOT NULL, round INTEGER
 CREATE TABLE evidence(worker INTEGER, round INTEGER, kind INTEGER, proof BLOB NOT NULL,
     PRIMARY KEY (worker, round, kind)) STRICT;
 """
-
-
-class StoreError(UserError):
-    """A write failed, or there is no room for one: the node stops where it is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,22 +78,48 @@ def locked(folder: Path) -> Iterator[None]:
     except OSError as error:
         raise UserError(f"{folder} cannot be used: {error.strerror}") from None
     with file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise UserError(f"another process runs the node in {folder}") from None
+        if not _lock(file):
+            raise UserError(f"another process runs the node in {folder}")
         yield
+
+
+@contextmanager
+def locked_if_free(folder: Path) -> Iterator[bool]:
+    """Keep nodes out of the folder; False where one runs, or nothing can be written."""
+    try:
+        file = (folder / LOCK).open("wb")
+    except OSError:
+        yield False
+        return
+    with file:
+        yield _lock(file)
+
+
+def _lock(file: BinaryIO) -> bool:
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 class Store:
     """A node's durable memory. One thread at a time."""
 
-    def __init__(self, folder: Path, retention: Retention, free_bytes_min: int) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        retention: Retention,
+        free_bytes_min: int,
+        database: sqlite3.Connection | None = None,
+    ) -> None:
+        """Open the store of this folder; `database`: a copy of the one that is there."""
         self._blobs = folder / BLOBS
         self._folder = folder
         self._retention = retention
         self._free_bytes_min = free_bytes_min
-        self._database = _connect(folder / DATABASE)
+        self._database = _connect(folder / DATABASE) if database is None else database
+        self._pinned: dict[Digest, bytes] = {}
 
     # -- making and opening -----------------------------------------------------------------------
 
@@ -103,10 +128,32 @@ class Store:
         """The first store of a member, with the first model in it."""
         if (folder / DATABASE).exists():
             raise UserError(f"{folder} has a store already")
-        _make(folder, genesis, safety.initial(genesis))
+        make(folder, genesis, safety.initial(genesis))
         store = cls(folder, Retention(), 0)
         with store:
             store.add_blob(BlobKind.MODEL, genesis.params.model_first, model, 0, durable=True)
+
+    @classmethod
+    def snapshot(cls, folder: Path) -> Self:
+        """The store as it is at this moment, to be read while a node writes on.
+
+        The node waits for the copy of its database and for nothing else. Blobs never change; those
+        that it drops meanwhile count as no longer kept, but the newest model is held on to.
+        """
+        for _ in range(SNAPSHOTS_MAX - 1):
+            store = cls(folder, Retention(0, 0, 0), 0, _copy(folder / DATABASE))
+            if store.pin():
+                return store
+            store.close()
+            time.sleep(SNAPSHOT_SECONDS)
+        return cls(folder, Retention(0, 0, 0), 0, _copy(folder / DATABASE))
+
+    def pin(self) -> bool:
+        """Hold the newest model in memory, whatever happens to its file; whether it is there."""
+        newest = self._newest_models()
+        found = {digest: self.blob(BlobKind.MODEL, digest) for digest in newest}
+        self._pinned = {digest: data for digest, data in found.items() if data is not None}
+        return len(self._pinned) == len(newest)
 
     def __enter__(self) -> Self:
         return self
@@ -137,7 +184,7 @@ class Store:
         blobs: Sequence[tuple[BlobKind, Digest, bytes, int]] = (),
     ) -> None:
         """Make all of this durable, or raise and change nothing."""
-        with _failing_clearly(self._folder):
+        with failing_clearly(self._folder):
             self.check_room()
             new = [item for item in blobs if not self._is_kept(item[1])]
             for kind, digest, data, _ in new:
@@ -158,7 +205,7 @@ class Store:
         self, kind: BlobKind, digest: Digest, data: bytes, round_number: int, *, durable: bool
     ) -> None:
         """Keep a blob; where it need not be durable, a crash may lose it and nothing else."""
-        with _failing_clearly(self._folder):
+        with failing_clearly(self._folder):
             self._write_blob(kind, digest, data, durable=durable)
             if durable:
                 _sync_folder(self._blobs)
@@ -167,7 +214,7 @@ class Store:
 
     def add_evidence(self, worker: int, round_number: int, evidence: Evidence) -> None:
         """Remember that a worker was caught."""
-        with _failing_clearly(self._folder), self._transaction() as database:
+        with failing_clearly(self._folder), self._transaction() as database:
             database.execute(
                 "INSERT OR IGNORE INTO evidence VALUES (?, ?, ?, ?)",
                 (worker, round_number, int(evidence.first.kind), evidence.encode_bare()),
@@ -181,7 +228,7 @@ class Store:
         self, round_number: int, blobs: Sequence[tuple[BlobKind, Digest, bytes, int]]
     ) -> None:
         """Keep what the design retains of a decided round, drop what it does not retain longer."""
-        with _failing_clearly(self._folder):
+        with failing_clearly(self._folder):
             for kind, digest, data, _ in blobs:
                 self._write_blob(kind, digest, data, durable=False)
             gone = self._outdated(round_number)
@@ -266,6 +313,8 @@ class Store:
 
     def blob(self, kind: BlobKind, digest: Digest) -> bytes | None:
         """A blob that is kept, unchecked."""
+        if digest in self._pinned:
+            return self._pinned[digest]
         try:
             return self._path(kind, digest).read_bytes()
         except OSError:
@@ -297,103 +346,16 @@ class Store:
         return None
 
 
-@dataclass(frozen=True, slots=True)
-class Opened:
-    """A store that was opened, and what there is to say about it."""
-
-    store: Store
-    safety: bytes | None
-    """None: amnesia."""
-    notes: tuple[str, ...]
-
-
-def open_store(
-    folder: Path, genesis: Genesis, model: bytes, retention: Retention, free_bytes_min: int
-) -> Opened:
-    """The store of a node that starts; one that is lost or damaged is amnesia, and said so.
-
-    Raises:
-        UserError: The store belongs to another network, or cannot be written.
-    """
-    found = _read_store(folder, genesis, retention, free_bytes_min)
-    if not isinstance(found, str):
-        store, state = found
-        with _failing_clearly(folder):
-            _tidy(folder)
-        return Opened(store, state, ())
-    note = (
-        f"the store in {folder} is lost or damaged ({found}); this node may have forgotten votes,"
-        " so it only watches until enough others have told it how far the chain is"
-    )
-    with _failing_clearly(folder):
-        _set_aside(folder)
-        _make(folder, genesis, None)
-        _tidy(folder)
-        store = Store(folder, retention, free_bytes_min)
-        store.add_blob(BlobKind.MODEL, genesis.params.model_first, model, 0, durable=True)
-    return Opened(store, None, (note,))
-
-
-def _read_store(
-    folder: Path, genesis: Genesis, retention: Retention, free_bytes_min: int
-) -> tuple[Store, bytes | None] | str:
-    """The store and the player's last state, or what is wrong with it."""
-    if not (folder / DATABASE).exists():
-        return "there is no store"
-    try:
-        store = Store(folder, retention, free_bytes_min)
-    except sqlite3.OperationalError as error:
-        raise UserError(f"{folder / DATABASE} cannot be opened: {error}") from None
-    except sqlite3.DatabaseError as error:
-        return str(error)
-    try:
-        damage = store.damage()
-        if damage is None:
-            _check_chain(store, folder, genesis)
-        state = None if damage else store.safety()
-        if state is not None and safety.read_safety(state, genesis.chain) is None:
-            damage = "the safety record is damaged"
-    except BaseException:
-        store.close()
-        raise
-    if damage is not None:
-        store.close()
-        return damage
-    return store, state
-
-
-def _check_chain(store: Store, folder: Path, genesis: Genesis) -> None:
-    if store.chain() != genesis.chain:
-        raise UserError(f"{folder} holds the store of another network than the genesis file names")
-
-
-def _tidy(folder: Path) -> None:
-    """Remove what a crash left half-written; also shows whether the folder can be written."""
-    probe = folder / BLOBS / ".probe.partial"
-    probe.write_bytes(b"")
-    for partial in (folder / BLOBS).glob(".*.partial"):
-        partial.unlink()
-
-
-def _set_aside(folder: Path) -> None:
-    """Keep a damaged store for whoever wants to look at it."""
-    number = 1
-    while (folder / f"damaged-{number}").exists():
-        number += 1
-    found = [path for path in (folder / DATABASE, folder / f"{DATABASE}-journal") if path.exists()]
-    if found:
-        (folder / f"damaged-{number}").mkdir()
-        for path in found:
-            path.replace(folder / f"damaged-{number}" / path.name)
-
-
 def _connect(path: Path) -> sqlite3.Connection:
-    # Any thread may use it: the driver sees to it that one does at a time.
-    database = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=5)
+    # Any thread may use it: the driver sees to it that one does at a time. No lock is held between
+    # writes, so that others can read; then only PERSIST and TRUNCATE sync the end of the journal: a
+    # deleted one may come back after a power cut and undo the last commit.
+    database = sqlite3.connect(
+        path, isolation_level=None, check_same_thread=False, timeout=BUSY_SECONDS_MAX
+    )
     for setting in (
-        "journal_mode = DELETE",
+        "journal_mode = PERSIST",
         "synchronous = FULL",
-        "locking_mode = EXCLUSIVE",
         "trusted_schema = OFF",
         "cell_size_check = ON",
     ):
@@ -401,7 +363,32 @@ def _connect(path: Path) -> sqlite3.Connection:
     return database
 
 
-def _make(folder: Path, genesis: Genesis, state: bytes | None) -> None:
+def _copy(path: Path) -> sqlite3.Connection:
+    """A copy that nobody else uses, in memory or, if it is large, in a file without a name."""
+    end = time.monotonic() + BUSY_SECONDS_MAX
+
+    def in_time(_status: int, remaining: int, _total: int) -> None:
+        if remaining and time.monotonic() > end:
+            raise UserError(f"{path} is being written all the time; try again")
+
+    copy = sqlite3.connect("", isolation_level=None)
+    try:
+        source = sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)
+        try:
+            source.backup(copy, progress=in_time)
+        finally:
+            source.close()
+    except sqlite3.Error as error:
+        copy.close()
+        raise UserError(f"{path} cannot be read: {error}") from None
+    except BaseException:
+        copy.close()
+        raise
+    return copy
+
+
+def make(folder: Path, genesis: Genesis, state: bytes | None) -> None:
+    """A new store, whole or not at all; without a safety record it says that one was lost."""
     (folder / BLOBS).mkdir(mode=0o700, parents=True, exist_ok=True)
     # Whole or not at all: a half-made store must not pass for one.
     partial = folder / f".{DATABASE}.partial"
@@ -416,6 +403,7 @@ def _make(folder: Path, genesis: Genesis, state: bytes | None) -> None:
         database.execute("COMMIT")
     finally:
         database.close()
+    partial.with_name(f"{partial.name}-journal").unlink(missing_ok=True)
     partial.replace(folder / DATABASE)
     _sync_folder(folder)
 
@@ -439,7 +427,8 @@ def _sync_folder(folder: Path) -> None:
 
 
 @contextmanager
-def _failing_clearly(folder: Path) -> Iterator[None]:
+def failing_clearly(folder: Path) -> Iterator[None]:
+    """Turn what a disk says into what the operator needs to know."""
     try:
         yield
     except (OSError, sqlite3.Error) as error:
@@ -447,16 +436,3 @@ def _failing_clearly(folder: Path) -> Iterator[None]:
             f"{folder} cannot be written ({error}); this node stops, since it must not say what it"
             " cannot remember. What was written before is whole: mend the disk and start it again"
         ) from error
-
-
-def checked_blob(
-    store: Store, genesis: Genesis, kind: BlobKind, digest: Digest, warn: Callable[[str], None]
-) -> bytes | None:
-    """A blob whose content is what its name says; a damaged one counts as lost."""
-    data = store.blob(kind, digest)
-    if data is None:
-        return None
-    if not aggregate.blob_matches(kind, digest, data, genesis.params):
-        warn(f"{kind.name.lower()} {digest.hex()[:16]} is damaged on disk; it is fetched again")
-        return None
-    return data

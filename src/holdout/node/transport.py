@@ -14,11 +14,10 @@ the sender's allowance, queue (`inbox`), and wake the one task that handles mess
 
 import asyncio
 import json
-import threading
+import os
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,13 +28,15 @@ import zenoh
 from holdout.agreement.events import Urgency
 from holdout.errors import UserError
 from holdout.node.inbox import Allowance, Dropped, Inbox, Meter
+from holdout.node.refusals import FILTER
+from holdout.node.serving import Desk
 
 CHUNK_BYTES = 1 << 20
 """A blob travels in pieces of this size: a lost connection loses one, and nobody allocates more."""
 
 SERVING_THREADS = 4
-SERVING_MAX = 256
-"""Questions that may wait for an answer."""
+WAITING_MAX = 64
+"""Questions of one member that may wait for an answer: several times what it asks at once."""
 RETRY_MILLISECONDS = (100, 1_000)
 
 _PRIORITIES = {
@@ -141,16 +142,17 @@ class ZenohTransport:
         )
         self._serve = serve
         self._wake = wake
-        self._threads = ThreadPoolExecutor(SERVING_THREADS, "serve")
-        self._serving = threading.Semaphore(SERVING_MAX)
+        self._desk: Desk[tuple[zenoh.Query, str]] = Desk(
+            self._answer, threads=SERVING_THREADS, waiting_max=WAITING_MAX
+        )
         self.dropped: Counter[tuple[int, Dropped]] = Counter()
         self.sent: Counter[str] = Counter()
         self.received: Counter[str] = Counter()
-        # Its words about refused connections are all there is: the node reads them and counts.
-        zenoh.init_log_from_env_or("error,zenoh_link_tls=warn")
+        _begin_log()
         try:
             self._session = zenoh.open(_config(self._prefix, endpoint, members))
         except zenoh.ZError as error:
+            self._desk.close()
             raise UserError(_explain(error, endpoint)) from None
         self._listen()
 
@@ -166,19 +168,20 @@ class ZenohTransport:
 
     def broadcast(self, data: bytes, urgency: Urgency) -> None:
         """Send to all other members; may be lost."""
-        self._put(f"{self._prefix}/{self._me}/all", data, urgency)
+        self.publish(self._me, "all", data, urgency)
         self.sent["message"] += len(data) * len(self._names)
 
     def send(self, peer: int, data: bytes, urgency: Urgency) -> None:
         """Send to one member; may be lost."""
-        self._put(f"{self._prefix}/{self._me}/to/{peer}", data, urgency)
+        self.publish(self._me, f"to/{peer}", data, urgency)
         self.sent["message"] += len(data)
 
-    def _put(self, key: str, data: bytes, urgency: Urgency) -> None:
+    def publish(self, sender: int, where: str, data: bytes, urgency: Urgency) -> None:
+        """Send under a member's prefix; others let nothing in but what stands under one's own."""
         # Dropped when a connection is stuck: one frozen member must not delay votes to the rest.
         # Whatever matters is sent again, by the core or by gossip.
         self._session.put(
-            key,
+            f"{self._prefix}/{sender}/{where}",
             data,
             congestion_control=zenoh.CongestionControl.DROP,
             priority=_PRIORITIES[urgency],
@@ -240,16 +243,14 @@ class ZenohTransport:
         parts = str(query.key_expr).split("/", 5)
         asker = int(parts[4])
         fault = self._askers.fault(asker, 0)
-        if fault is not None or not self._serving.acquire(blocking=False):
-            self.dropped[asker, fault or Dropped.QUEUE_FULL] += 1
-            query.drop()  # type: ignore[no-untyped-call]
-            return
-        try:
-            self._threads.submit(self._answer, query, asker, parts[5])
-        except RuntimeError:  # Closing.
+        if fault is None and not self._desk.put(asker, (query, parts[5])):
+            fault = Dropped.QUEUE_FULL
+        if fault is not None:
+            self.dropped[asker, fault] += 1
             query.drop()  # type: ignore[no-untyped-call]
 
-    def _answer(self, query: zenoh.Query, asker: int, question: str) -> None:
+    def _answer(self, asker: int, item: tuple[zenoh.Query, str]) -> None:
+        query, question = item
         try:
             answer = self._serve(asker, question)
             if answer is not None:
@@ -259,19 +260,37 @@ class ZenohTransport:
             pass  # The asker is gone.
         finally:
             query.drop()  # type: ignore[no-untyped-call]
-            self._serving.release()
 
     # -- state ----------------------------------------------------------------------------------
 
     def peers(self) -> tuple[int, ...]:
         """The members that a connection exists to, ascending."""
-        found = {self._names.get(link.auth_identifier or "") for link in self._session.info.links()}
+        found = {self._names.get(name) for name in self.links().values()}
         return tuple(sorted(index for index in found if index is not None))
+
+    def links(self) -> dict[str, str]:
+        """The names in the certificates of all connections, by Zenoh's number of the other end."""
+        return {
+            str(link.zid): link.auth_identifier
+            for link in self._session.info.links()
+            if link.auth_identifier is not None
+        }
 
     def close(self) -> None:
         """End all connections."""
+        self._inbox.close()
+        for query, _ in self._desk.close():
+            query.drop()  # type: ignore[no-untyped-call]
         self._session.close()  # type: ignore[no-untyped-call]
-        self._threads.shutdown(wait=False, cancel_futures=True)
+
+
+def _begin_log() -> None:
+    """Have Zenoh tell what it refuses: the node reads and counts it."""
+    # A filter in the environment, meant for something else, must not switch that off.
+    other = os.environ.pop("RUST_LOG", None)
+    zenoh.init_log_from_env_or(FILTER)
+    if other is not None:
+        os.environ["RUST_LOG"] = other
 
 
 def _explain(error: Exception, endpoint: Endpoint) -> str:

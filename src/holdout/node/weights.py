@@ -21,6 +21,9 @@ Tensors = Mapping[str, "np.ndarray[Any, np.dtype[np.float32]]"]
 def describe_model(name: str, tensors: Tensors) -> tuple[ModelSection, bytes]:
     """A model's part of the file, and its canonical bytes, from its tensors in order."""
     data = b"".join(aggregate.canonical(np.ravel(tensor)) for tensor in tensors.values())
+    empty = [key for key, tensor in tensors.items() if not tensor.size]
+    if empty or not tensors:
+        raise UserError(f"a model needs tensors with weights in them; got {empty or 'none'}")
     shapes = [TensorShape(name=key, shape=list(t.shape)) for key, t in tensors.items()]
     listed = tuple(tuple(shape.shape) for shape in shapes)
     section = ModelSection(

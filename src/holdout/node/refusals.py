@@ -1,0 +1,103 @@
+"""What the transport refused: counted, and told without letting a stranger fill the log.
+
+Zenoh refuses connections (no certificate, a foreign or an expired one) and messages (under another
+member's prefix) by itself, and has no event for either: its own log is all there is. Its lines are
+read here; `FILTER` has it write those, and nothing for what it lets pass
+(`docs/decisions/0012-what-is-dropped-what-is-held-back.md`).
+"""
+
+import re
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping
+
+from holdout.node.logs import Log
+
+FILTER = (
+    "error,zenoh_link_tls=warn"
+    # One line for a refused message. The module below it would write one for every message.
+    ",zenoh::net::routing::interceptor=trace"
+    ",zenoh::net::routing::interceptor::access_control=off"
+    # Says in front of that line on which connection it came.
+    ",zenoh::net::primitives::demux=trace"
+)
+
+CONNECTIONS = (
+    (re.compile(r"sent no certificates"), "no-certificate"),
+    (re.compile(r"invalid peer certificate: .*[Ee]xpired"), "expired-certificate"),
+    (
+        re.compile(r"invalid peer certificate: .*(NotValidYet|not valid yet)"),
+        "certificate-not-valid-yet",
+    ),
+    (re.compile(r"invalid peer certificate"), "foreign-certificate"),
+    (re.compile(r"received corrupt message|received fatal alert|handshake"), "no-tls"),
+)
+"""How Zenoh tells of connections that it refused."""
+
+_MESSAGE = "Msg intercepted!"
+_SOURCE = re.compile(r"src=[a-z]+/([0-9a-f]+)")
+_COLOURS = re.compile(r"\x1b\[[0-9;]*m")
+_MEANT = "Skipping name verification"
+"""See the transport's settings: members are known by the names in their certificates."""
+
+SAY_SECONDS = 60.0
+"""The same refusal is logged so often at most; each is counted."""
+LOOK_SECONDS = 1.0
+SOMEBODY = "somebody"
+"""Who a refused message is charged to if the connection is gone, or two look alike."""
+
+
+class Refusals:
+    """Counts by what the transport's log says.
+
+    Attributes:
+        connections: Refused connections, by reason.
+        messages: Refused messages (and listeners, and answers), by the member that sent them.
+    """
+
+    def __init__(self, log: Log, clock: Callable[[], float] = time.monotonic) -> None:
+        self._log = log
+        self._clock = clock
+        self._names: Mapping[str, str] = {}
+        self._looked = -LOOK_SECONDS
+        self._said: dict[str, float] = {}
+        self.links: Callable[[], Mapping[str, str]] = dict
+        """The members by the number of their connection; the transport gives it."""
+        self.connections: Counter[str] = Counter()
+        self.messages: Counter[str] = Counter()
+
+    def on_line(self, line: str) -> None:
+        """A line of the transport's log."""
+        line = _COLOURS.sub("", line)
+        if line.endswith(_MESSAGE):
+            name = self._sender(line)
+            self.messages[name] += 1
+            self._say("refused-message", name, self.messages[name])
+            return
+        for pattern, kind in CONNECTIONS:
+            if pattern.search(line):
+                self.connections[kind] += 1
+                self._say("refused-connection", kind, self.connections[kind])
+                return
+        if _MEANT not in line:
+            self._log.debug("transport-says", line=line)
+
+    def _sender(self, line: str) -> str:
+        found = _SOURCE.search(line)
+        if found is None:
+            return SOMEBODY
+        names = self._known(found[1])
+        if not names and self._clock() - self._looked >= LOOK_SECONDS:
+            self._looked = self._clock()
+            self._names = self.links()
+            names = self._known(found[1])
+        return names[0] if len(names) == 1 else SOMEBODY
+
+    def _known(self, short: str) -> list[str]:
+        return [name for number, name in self._names.items() if number.startswith(short)]
+
+    def _say(self, event: str, kind: str, count: int) -> None:
+        now = self._clock()
+        if now - self._said.get(f"{event} {kind}", -SAY_SECONDS) >= SAY_SECONDS:
+            self._said[f"{event} {kind}"] = now
+            self._log.warning(event, kind=kind, count=count)

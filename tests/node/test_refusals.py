@@ -1,0 +1,87 @@
+"""What the transport refuses is counted by who did it, and cannot fill the log."""
+
+import io
+import json
+
+from holdout.node.logs import Log
+from holdout.node.refusals import LOOK_SECONDS, SAY_SECONDS, SOMEBODY, Refusals
+
+MESSAGE = (
+    "\x1b[2m2026-01-01T00:00:00Z\x1b[0m \x1b[35mTRACE\x1b[0m rx-0 \x1b[1mdemux\x1b[0m{zid=77 "
+    "\x1b[3msrc\x1b[0m\x1b[2m=\x1b[0mnorth/SHORT:2}: zenoh::net::routing::interceptor:"
+    " Msg intercepted!"
+)
+ALICE, BOB = "2bd5d787aa01", "79c4d1300c17"
+
+
+class Rig:
+    def __init__(self):
+        self.now = 0.0
+        self.file = io.StringIO()
+        self.refusals = Refusals(Log("test", "warning", self.file), lambda: self.now)
+        self.asked = 0
+        self.links = {ALICE: "alice", BOB: "bob"}
+        self.refusals.links = self.ask
+
+    def ask(self):
+        self.asked += 1
+        return self.links
+
+    def refuse(self, number):
+        self.refusals.on_line(MESSAGE.replace("SHORT", number[:8]))
+
+    @property
+    def logged(self):
+        return [json.loads(line) for line in self.file.getvalue().splitlines()]
+
+
+def test_a_refused_message_is_charged_to_the_member_whose_connection_it_came_on():
+    rig = Rig()
+    for number in (ALICE, BOB, ALICE):
+        rig.refuse(number)
+    assert rig.refusals.messages == {"alice": 2, "bob": 1}
+    assert rig.asked == 1
+
+
+def test_connections_are_looked_up_again_for_a_new_one_but_not_at_every_message():
+    rig = Rig()
+    rig.refuse(ALICE)
+    for _ in range(100):
+        rig.refuse("ffffffff")
+    assert rig.asked == 1
+    rig.links = {"ffffffff01": "carol"}
+    rig.now += LOOK_SECONDS
+    rig.refuse("ffffffff")
+    assert rig.refusals.messages == {"alice": 1, SOMEBODY: 100, "carol": 1}
+
+
+def test_nobody_is_charged_where_two_connections_look_alike():
+    rig = Rig()
+    rig.links = {ALICE: "alice", ALICE[:8] + "ff": "mallory"}
+    rig.refuse(ALICE)
+    rig.refusals.on_line("Msg intercepted!")
+    assert rig.refusals.messages == {SOMEBODY: 2}
+
+
+def test_every_refusal_is_counted_and_few_are_logged():
+    rig = Rig()
+    for _ in range(1_000):
+        rig.refusals.on_line("TLS error: peer sent no certificates")
+        rig.refuse(ALICE)
+    assert rig.refusals.connections == {"no-certificate": 1_000}
+    assert [(e["event"], e["kind"], e["count"]) for e in rig.logged] == [
+        ("refused-connection", "no-certificate", 1),
+        ("refused-message", "alice", 1),
+    ]
+    rig.now += SAY_SECONDS
+    rig.refuse(ALICE)
+    assert rig.logged[-1]["count"] == 1_001
+
+
+def test_what_is_no_refusal_is_not_counted():
+    rig = Rig()
+    rig.refusals.on_line("WARN zenoh_link_tls::utils: Skipping name verification of TLS server")
+    rig.refusals.on_line("ERROR something else")
+    assert not rig.refusals.connections
+    assert not rig.refusals.messages
+    assert rig.logged == []
