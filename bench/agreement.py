@@ -5,6 +5,7 @@
 Learning is synthetic here (`learners.Valley`): everything measured is the protocol's.
 """
 
+import math
 import statistics
 import time
 from collections import Counter
@@ -22,7 +23,16 @@ from bench.measure import Row
 from holdout.agreement import safety
 from holdout.agreement.aggregate import payload_digest
 from holdout.agreement.ed25519 import Ed25519Signer, Ed25519Verifier
-from holdout.agreement.events import Combine, Event, Judge, ModelReady, Propose, Start
+from holdout.agreement.events import (
+    BlobKind,
+    Combine,
+    Event,
+    Judge,
+    ModelReady,
+    Propose,
+    Start,
+    Want,
+)
 from holdout.agreement.keys import MemoVerifier, Signer, SimulatedKeys
 from holdout.agreement.messages import Kind
 from holdout.agreement.params import Mode, Params, Timing
@@ -31,7 +41,9 @@ from holdout.ids import Digest
 from holdout.seeds import stream
 from holdout.simulation.cluster import Cluster, found, usual_params
 from holdout.simulation.faults import RunType
+from holdout.simulation.fetching import Fetcher
 from holdout.simulation.learners import Learner, Valleys
+from holdout.simulation.nodes import Node
 from holdout.simulation.trial import Trial, run_trial
 
 SAFETY_RUNS, SAFETY_RUNS_A_MINUTE = 60, 1000
@@ -202,6 +214,8 @@ class Traffic:
     """Bytes of block bodies, and of questions for blobs."""
     gradients: int
     """Gradients that were fetched."""
+    models: int
+    """Workers that fetched the new model, because they did not have to compute it."""
     seconds: float
     """CPU of the simulation."""
 
@@ -212,8 +226,15 @@ class Traffic:
 
     @property
     def total(self) -> int:
-        """Bytes with gradients of the paper's MNIST network."""
-        return self.small + self.gradients * PAYLOAD
+        """Bytes with gradients and models of the paper's MNIST network."""
+        return self.small + (self.gradients + self.models) * PAYLOAD
+
+    def expected_gradients(self) -> float:
+        """Gradients that one worker fetches on average: all of them, if it needs any."""
+        p = self.params
+        roles = (p.voters, p.leaders, p.workers if p.mode is not Mode.SHUFFLE else p.committee)
+        without = math.prod(1 - min(1.0, size / p.workers) for size in roles)
+        return (1 - without) * p.proposers
 
     def expected(self) -> dict[str, float]:
         """Bytes that reach one worker once, by section 7, with this run's sizes."""
@@ -271,11 +292,29 @@ class _Watched:
         return self.learner.combine(job, model, payloads)
 
 
+class _Counting(Fetcher):
+    """Remembers who asked for a model."""
+
+    __slots__ = ("_askers",)
+
+    def __init__(self, node: Node, askers: dict[int, None]) -> None:
+        super().__init__(node)
+        self._askers = askers
+
+    def want(self, action: Want) -> None:
+        if action.kind is BlobKind.MODEL:
+            self._askers[self._node.index] = None
+        super().want(action)
+
+
 def measure_traffic(n: int, mode: Mode) -> Traffic:
     """One round in calm weather, everybody honest."""
     params, keys = usual_params(n, F, mode), SimulatedKeys(0, n)
     announced = _Announced(0)
     cluster = Cluster(found(params, keys, 0), keys, 0, learners=announced)
+    askers: dict[int, None] = {}
+    for node in cluster.nodes:
+        node.fetcher = _Counting(node, askers)
     by_kind = Counter[str]()
 
     def tap(_source: int, _target: int, data: bytes) -> int:
@@ -300,8 +339,9 @@ def measure_traffic(n: int, mode: Mode) -> Traffic:
         params=params,
         messages=cluster.network.messages,
         by_kind=dict(by_kind),
-        bodies=blobs - gradients * params.payload_bytes,
+        bodies=blobs - (gradients + len(askers)) * params.payload_bytes,
         gradients=gradients,
+        models=len(askers),
         seconds=seconds,
     )
 
@@ -312,7 +352,7 @@ def traffic_table(traffic: Sequence[Traffic]) -> Table:
         title=f"A round without a server, f = {F}: received by one worker, kB "
         "(in brackets: expected once each)",
         caption="gradients: of the paper's MNIST network, 318 kB each; the last columns are all "
-        "workers together",
+        "workers together, the very last one with gradients and with models that were fetched",
     )
     kinds = ("update", "ballot", "lead", "vote", "certificate", "other")
     for name in ("n", "mode", *kinds, "bodies", "gradients", "messages", "MB", "MB with gradients"):
@@ -329,7 +369,7 @@ def traffic_table(traffic: Sequence[Traffic]) -> Table:
                 for kind in kinds
             ),
             _kilobytes(item.bodies / item.n),
-            f"{item.gradients / item.n:.1f}",
+            f"{item.gradients / item.n:.1f} ({item.expected_gradients():.1f})",
             f"{item.messages:,}",
             f"{item.small / 1e6:,.1f}",
             f"{item.total / 1e6:,.0f}",
@@ -357,8 +397,14 @@ def plot(traffic: Sequence[Traffic], path: Path) -> None:
         linestyle="--",
         label="expected, each once, no bodies",
     )
+    right.plot(
+        workers,
+        [item.n * item.expected_gradients() * PAYLOAD for item in traffic],
+        linestyle=":",
+        label="expected, gradients alone",
+    )
     right.set_title("bytes a round")
-    right.legend(loc="upper left", fontsize="small")
+    right.legend(loc="lower right", bbox_to_anchor=(0.88, 0.0), fontsize="small")
     for axes in (left, right):
         axes.set(xscale="log", yscale="log", xlabel="workers")
         axes.grid(visible=True, which="both", alpha=0.3)

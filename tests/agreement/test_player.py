@@ -12,7 +12,15 @@ from holdout.agreement import events as ev
 from holdout.agreement.attendance import PATIENCE
 from holdout.agreement.codec import BOTTOM
 from holdout.agreement.draws import slot
-from holdout.agreement.messages import Ballot, Lead, Step, Update, Vote
+from holdout.agreement.messages import (
+    Ballot,
+    GetBlocks,
+    GetUpdates,
+    Lead,
+    Step,
+    Update,
+    Vote,
+)
 from holdout.agreement.safety import NEVER, initial, read_safety
 from holdout.agreement.wire import decode
 from holdout.seeds import stream
@@ -180,6 +188,61 @@ def test_flooding_does_not_fill_the_memory():
     )  # Two liars, two versions: updates and leads, votes of two periods.
     assert player.held() < limits + 20
     assert {"too-early", "surplus"} <= set(faults)
+
+
+def test_a_question_is_answered_once_however_often_it_names_something():
+    world = started()
+    player = world.players[0]
+    updates = [u.update_id for u in player._round.phases.updates().values()]
+    assert updates
+    question = GetUpdates(world.genesis.chain, 1, tuple(updates[:1] * 500))
+    answers = player.handle(ev.Received(1, question.encode()), world.now)
+    assert [type(action) for action in answers] == [ev.Send]
+
+
+@pytest.mark.parametrize(("first", "last"), [(0, 3), (5, 4), (2**64 - 1, 0)])
+def test_a_range_of_rounds_that_is_none_is_a_counted_rejection(first, last):
+    world = started()
+    question = GetBlocks(world.genesis.chain, first, last)
+    actions = world.players[0].handle(ev.Received(1, question.encode()), world.now)
+    assert actions == [ev.Reject(1, ev.Fault.MALFORMED)]
+
+
+@pytest.mark.parametrize("voted", [True, False])
+def test_a_block_is_on_disk_before_its_round_is_told_whether_it_was_voted_for_or_not(voted):
+    world = World(4)
+    world.settle()
+    world.learn()
+    world.deliver("LEAD", [0, 1, 2, 3])
+    for worker in range(4):
+        world.fire(worker, ev.TimerKind.FILTER)
+    if voted:
+        world.deliver("SOFT", [0])
+    world.deliver("SOFT", [1, 2, 3])
+    world.history[0].clear()
+    world.deliver("CERT", [0])
+    actions = [action for _, _, actions in world.history[0] for action in actions]
+    (commit,) = (action for action in actions if isinstance(action, ev.Commit))
+    before = actions[: actions.index(commit)]
+    written = [b for action in before if isinstance(action, ev.Persist) for b in action.blobs]
+    assert (ev.BlobKind.MODEL, commit.model) in written
+    # Behind its own CERT vote it was written before.
+    assert ((ev.BlobKind.BLOCK, commit.value) in written) != voted
+
+
+def test_a_certificate_whose_block_is_missing_is_repeated_for_those_who_may_have_it():
+    world = World(4)
+    world.settle()
+    world.learn()
+    value = b"v" * 32
+    for worker in (1, 2, 3):
+        world.forge_vote(worker, 0, Step.CERT, value)
+    world.hand(1, world.forge_bundle(0, Step.CERT, value), [0])
+    assert world.players[0].round == 1
+    world.flying.clear()
+    world.fire(0, ev.TimerKind.DEADLINE)
+    said = {world.describe(data).split()[1] for _, _, data in world.flying if data[0] == 5}
+    assert "CERT" in said
 
 
 def test_too_many_equivocators_stop_the_vote_rather_than_fork_it():

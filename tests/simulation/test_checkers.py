@@ -48,8 +48,13 @@ class Court:
         self.genesis = found(usual_params(n, Fraction(1, 4)), self.keys, 0)
         self.checker = Checker(self.genesis)
         cluster = SimpleNamespace(
-            keys=self.keys, decode=decode, agenda=SimpleNamespace(now=0), nodes=[]
+            keys=self.keys,
+            decode=decode,
+            agenda=SimpleNamespace(now=0),
+            nodes=[],
+            note=lambda worker, text: self.noted.append((worker, text)),
         )
+        self.noted = []
         self.checker.attach(cluster, liars)
 
     def say(self, worker, part, kind=Kind.VOTE, *, durable=True):
@@ -363,7 +368,22 @@ def test_i9_sees_a_player_that_keeps_too_much():
     assert checker.violations == []
     cluster.nodes[0].player._models = {bytes([k % 256, k // 256]): None for k in range(9000)}
     checker.finish()
-    assert [violation.invariant for violation in checker.violations] == ["I9"]
+    assert {violation.invariant for violation in checker.violations} == {"I9"}
+
+
+def test_i9_sees_it_while_it_lasts_not_only_at_the_end():
+    keys = SimulatedKeys(0, 4)
+    genesis = found(usual_params(4, Fraction(1, 4)), keys, 0)
+    cluster = Cluster(genesis, keys, 0, timing=TIMING)
+    checker = Checker(genesis)
+    checker.attach(cluster, [])
+    cluster.start()
+    cluster.run(until=SECOND // 10)
+    assert checker.violations == []
+    cluster.nodes[0].player._models |= {bytes([k % 256, k // 256]): None for k in range(9000)}
+    cluster.run(done=lambda c: c.all_committed(2))
+    assert cluster.nodes[0].player.held() < 500
+    assert {violation.invariant for violation in checker.violations} == {"I9"}
 
 
 class TwoFaced(Liar):

@@ -4,11 +4,14 @@ import struct
 from fractions import Fraction
 
 import pytest
+from tests.simulation.mutants import mutated
 
 from holdout.agreement.events import BlobKind, Persist, Want
+from holdout.agreement.headers import read_header
 from holdout.agreement.keys import SimulatedKeys
-from holdout.agreement.messages import Finished, Vote
+from holdout.agreement.messages import Finished, Lead, Step, Vote
 from holdout.agreement.params import Mode
+from holdout.agreement.sortition import Role
 from holdout.ids import Digest
 from holdout.simulation.checkers import Checker
 from holdout.simulation.cluster import Cluster, found, usual_params
@@ -22,8 +25,9 @@ from holdout.simulation.faults import (
     draw_plan,
     read_faults,
 )
+from holdout.simulation.fetching import Fetcher
 from holdout.simulation.learners import BitFlipped
-from holdout.simulation.network import Cut, mask
+from holdout.simulation.network import FOREVER, Cut, mask
 from holdout.simulation.trace import Trace
 from holdout.simulation.trial import TIMING, Trial, run_trial
 
@@ -86,8 +90,34 @@ def test_a_trace_tells_what_happened():
     trace = Trace()
     run_trial(Trial(4, Fraction(1, 4), faults=()), 0, trace)
     text = "\n".join(trace.lines)
-    for part in ("enters r1 p0", "SOFT of", "CERT of", "COMMITS r1", "ballot of", "writes safety"):
+    for part in ("enters r1 p0", "SOFT of", "CERT of", "COMMITS r1", "ballot of", "writes its"):
         assert part in text
+    assert "a safety run" in trace.lines[2]
+
+
+def test_a_trace_begins_with_what_will_go_wrong():
+    plan = draw_plan(5, n=4, byzantine=1, run_type=RunType.LIVENESS, behaviours=("Z8", "Z20"))
+    text = "\n".join(plan.describe())
+    for part in (
+        "a liveness run: the network heals after 6.696 s",
+        "worker 0 is Byzantine: ",
+        "an attacker completes quorums",
+        "40.8% lost",
+        "everything from 1,2 to 0,3 is held back, 2.214 s to 11.382 s",
+        "vote SOFT, bundle SOFT from 0,1,2,3 to 1 is held back",
+        "worker 1 crashes at its write 10, before the write, for 1.601 s",
+        "worker 3 crashes after 0.305 s, starts again at once",
+    ):
+        assert part in text
+
+
+def test_a_trace_tells_of_a_violation_where_it_happened():
+    trace = Trace()
+    with mutated("mine not persisted"):
+        outcome = run_trial(Trial(4, Fraction(1, 4), faults=(Fault.LOSS,)), 0, trace)
+    assert outcome.violations[0].invariant == "I6"
+    places = [place for place, line in enumerate(trace.lines) if "VIOLATION of I6" in line]
+    assert 0 < places[0] < len(trace.lines) - 20
 
 
 def test_tracing_changes_nothing():
@@ -119,6 +149,43 @@ def test_z17_repeated_crashes_of_everybody_are_survived():
             point = list(Point)[write % 4]
             cluster.nodes[worker].plan_crash(Crash(worker, 50_000, write=write, point=point))
     assert play(cluster, 3, seconds=400)
+    assert checker.violations == []
+
+
+@pytest.mark.parametrize("point", Point)
+def test_z17_a_crash_at_the_very_write_that_decides_a_round_loses_or_repeats_nothing(point):
+    """A commit is told at most once; what is decided stands in the store, told or not."""
+    rehearsal, _ = make()
+    deciding = []
+    write = Disk.write
+
+    class Recording(Disk):
+        __slots__ = ()
+
+        def write(self, persist, memory):
+            if persist.finished:
+                deciding.append(self.writes)
+            write(self, persist, memory)
+
+    rehearsal.nodes[0].disk = Recording(rehearsal.nodes[0].disk.safety)
+    assert play(rehearsal, 1)
+
+    cluster, checker = make()
+    node = cluster.nodes[0]
+    node.plan_crash(Crash(0, 100_000, write=deciding[0], point=point))
+    cluster.start()
+    assert cluster.run(until=60 * SECOND, done=lambda _: node.life == 1)
+    durable = point in {Point.WRITTEN, Point.SENT}
+    assert node.decided == durable
+    assert (1 in node.commits) == (point is Point.SENT)
+    assert cluster.run(until=120 * SECOND, done=lambda c: c.all_committed(3))
+    header = read_header(node.disk.finished[0].header)
+    assert header.digest == cluster.nodes[1].commits[1].value
+    # Told once it is decided, except where the crash came between the two.
+    assert (1 in node.commits) == (point is not Point.WRITTEN)
+    assert {2, 3} <= set(node.commits)
+    assert node.memory.get(node.player.model) is not None
+    checker.finish()
     assert checker.violations == []
 
 
@@ -360,3 +427,81 @@ def test_many_random_runs_break_nothing(n, byzantine, mode, seeds):
     broken = {(o.seed, v.invariant, v.what) for o in outcomes for v in o.violations}
     assert broken == set()
     assert sum(outcome.rounds for outcome in outcomes) >= seeds
+
+
+# -- a drawn committee -----------------------------------------------------------------------------
+
+
+def shuffled(seed=0, n=60):
+    keys = SimulatedKeys(seed, n)
+    params = usual_params(n, Fraction(1, 10), Mode.SHUFFLE, proposers=20, voters=20)
+    genesis = found(params, keys, seed)
+    cluster = Cluster(genesis, keys, seed, timing=TIMING)
+    checker = Checker(genesis)
+    checker.attach(cluster, [])
+    return cluster, checker
+
+
+def committee_of(cluster, period):
+    return set(cluster.nodes[0].player._round.draws.expected(Role.COMMITTEE, period))
+
+
+def test_in_mode_shuffle_only_those_who_judge_check_or_lead_fetch_gradients(monkeypatch):
+    cluster, checker = shuffled()
+    asked, fetch = {}, Fetcher.want
+
+    def want(fetcher, action):
+        if fetcher._node.decided == 0:
+            asked.setdefault(action.kind, set()).add(fetcher._node.index)
+        fetch(fetcher, action)
+
+    monkeypatch.setattr(Fetcher, "want", want)
+    cluster.start()
+    cluster.run(until=SECOND // 10)
+    needing = {
+        node.index
+        for node in cluster.nodes
+        if node.index in committee_of(cluster, 0)
+        or node.player.holds(Role.VOTER)
+        or node.player._round.periods.leads_now()
+    }
+    assert cluster.run(until=60 * SECOND, done=lambda c: c.all_committed(1))
+    assert 20 < len(needing) < 55
+    assert asked[BlobKind.PAYLOAD] <= needing
+    assert asked[BlobKind.MODEL] >= set(range(60)) - needing
+    assert checker.violations == []
+
+
+def test_in_mode_shuffle_a_new_committee_checks_the_block_that_the_old_one_carried_on():
+    """Nobody hears a CERT vote of the first period: the next committee must certify its block."""
+    cluster, checker = shuffled()
+
+    def tap(_source, _target, data):
+        claim = cluster.decode(data).claim
+        first = isinstance(claim, Vote) and (claim.round, claim.period) == (1, 0)
+        return FOREVER if first and claim.step == Step.CERT else 0
+
+    cluster.network.tap = tap
+    assert play(cluster, 1)
+    assert checker.periods == {1: 1}
+    assert read_header(cluster.nodes[0].disk.finished[0].header).original_period == 0
+    assert committee_of(cluster, 1) - committee_of(cluster, 0)
+    assert checker.violations == []
+
+
+def test_in_mode_shuffle_a_new_committee_fetches_what_it_has_to_check():
+    """Nobody hears a lead of the first period: those drawn for the second decide."""
+    cluster, checker = shuffled()
+
+    def tap(_source, _target, data):
+        claim = cluster.decode(data).claim
+        stopped = isinstance(claim, Lead) and claim.round == 1 and claim.period == 0
+        return FOREVER if stopped else 0
+
+    cluster.network.tap = tap
+    assert play(cluster, 2)
+    new = committee_of(cluster, 1) - committee_of(cluster, 0)
+    assert new
+    assert checker.periods == {1: 1, 2: 0}
+    assert checker.stepped == {1: True, 2: True}
+    assert checker.violations == []

@@ -40,6 +40,8 @@ class Answers:
             self._desk.emit(Reject(peer, Fault.SURPLUS))
             return
         match question:
+            case GetBlocks() if not 1 <= question.first <= question.last:
+                self._desk.emit(Reject(peer, Fault.MALFORMED))
             case GetBlocks():
                 self._send_blocks(peer, question.first, min(question.last, decided))
             case GetUpdates():
@@ -59,7 +61,8 @@ class Answers:
     def _send_updates(self, peer: int, question: GetUpdates, current: Round) -> None:
         if question.round != current.number:
             return
-        for update_id in question.update_ids:
+        # Each once: a question must not be worth many times its size.
+        for update_id in dict.fromkeys(question.update_ids):
             update = current.phases.update(update_id)
             if update is not None:
                 self._desk.emit(Send(peer, update.envelope.encode(), Urgency.UPDATE))

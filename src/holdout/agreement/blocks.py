@@ -11,12 +11,12 @@ payloads it needs and, once it is known which of them are valid, what is to be c
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import pairwise
 from typing import TypeVar
 
-from holdout.agreement.codec import Reader, blob, decode, digest, items, u32
+from holdout.agreement.codec import Reader, blob, decode, items, u32
 from holdout.agreement.counting import Count, tally
 from holdout.agreement.draws import Draws
 from holdout.agreement.events import Combine, Combined, Fault
@@ -35,6 +35,7 @@ from holdout.agreement.messages import (
     Update,
 )
 from holdout.agreement.params import PROTOCOL_VERSION, Genesis, Params
+from holdout.agreement.roots import BodyRoots, body_roots, said_roots, selection_root
 from holdout.agreement.wire import decode_envelope, open_envelope, read_evidence
 from holdout.errors import InvalidMessage, MisuseError
 from holdout.ids import Digest
@@ -140,34 +141,10 @@ def _form_fault(block: Block) -> str | None:
     if any(a >= b for a, b in pairwise(accused)):
         return "the evidence stands in ascending order, each kind and worker once"
     header = block.header
-    roots = _roots(block.updates, block.ballots, block.selection, block.evidence)
-    said = (
-        header.updates_root,
-        header.ballots_root,
-        header.selection_root,
-        header.evidence_root,
-    )
-    return None if roots == said else "the header's roots are not those of the body"
-
-
-def _roots(
-    updates: Iterable[Update],
-    ballots: Iterable[Ballot],
-    selection: Iterable[tuple[int, int]],
-    evidence: Iterable[Evidence],
-) -> tuple[Digest, Digest, Digest, Digest]:
-    # Signatures and proofs too: if they could be exchanged, a good header could be served with a
-    # bad body, and the block would be taken for invalid.
-    return (
-        _root("updates", (update.envelope.encode() for update in updates)),
-        _root("ballots", (ballot.envelope.encode() for ballot in ballots)),
-        _root("selection", (u32(proposer) + u32(count) for proposer, count in selection)),
-        _root("evidence", (item.encode_bare() for item in evidence)),
-    )
-
-
-def _root(tag: str, encoded: Iterable[bytes]) -> Digest:
-    return digest(f"{tag}-root", items(blob(digest("item", blob(item))) for item in encoded))
+    right = header.selection_root == selection_root(block.selection)
+    if right and said_roots(header) == body_roots(block.updates, block.ballots, block.evidence):
+        return None
+    return "the header's roots are not those of the body"
 
 
 def _accused(evidence: Evidence) -> tuple[Kind, int]:
@@ -196,6 +173,13 @@ class Draft:
     evidence: tuple[Evidence, ...]
     convicted: frozenset[int]
     """Workers that the evidence proves to have equivocated: what they sent does not count."""
+    known_roots: BodyRoots | None = field(default=None, compare=False)
+    """Where the body came with a header: the roots in it, which were found right."""
+
+    @cached_property
+    def roots(self) -> BodyRoots:
+        """What the header says of updates, ballots and evidence."""
+        return self.known_roots or body_roots(self.updates, self.ballots, self.evidence)
 
     @cached_property
     def counts(self) -> tuple[Count, ...]:
@@ -269,6 +253,7 @@ class Draft:
         radius: float,
     ) -> Block:
         tip = self.tip
+        updates_root, ballots_root, evidence_root = self.roots
         header = Header(
             PROTOCOL_VERSION,
             self.genesis.chain,
@@ -279,7 +264,10 @@ class Draft:
             self.original_period,
             self.seed,
             self.seed_proof,
-            *_roots(self.updates, self.ballots, selection, self.evidence),
+            updates_root,
+            ballots_root,
+            selection_root(selection),
+            evidence_root,
             tip.steps + (kind is BlockKind.STEP),
             tip.model,
             model,
@@ -394,6 +382,7 @@ def _body(block: Block, tip: Tip, genesis: Genesis, draws: Draws) -> Draft | str
         block.ballots,
         block.evidence,
         frozenset(convicted),
+        said_roots(block.header),
     )
     return (
         _resolution_fault(draft)

@@ -10,6 +10,9 @@ from holdout.agreement.codec import digest, u32, u64
 from holdout.agreement.params import Limits, Timing
 from holdout.agreement.safety import NEVER
 
+PEERS_MAX = 10_000
+"""Peers that are remembered; as many as a network has at most."""
+
 
 @dataclass(slots=True)
 class Pace:
@@ -18,6 +21,8 @@ class Pace:
     interval: int
     burst: int
     _spent: dict[int, tuple[int, int]] = field(default_factory=dict)
+    _forgotten: int | None = None
+    """When what is over was last dropped: not at every question, it takes a while."""
 
     def allows(self, peer: int, now: int) -> bool:
         """Whether it may once more; counts it if so."""
@@ -26,8 +31,19 @@ class Pace:
             start, count = now, 0
         if count >= self.burst:
             return False
+        if peer not in self._spent and len(self._spent) >= PEERS_MAX:
+            self._forget(now)
+            if len(self._spent) >= PEERS_MAX:
+                return False
         self._spent[peer] = (start, count + 1)
         return True
+
+    def _forget(self, now: int) -> None:
+        if self._forgotten is not None and now - self._forgotten < self.interval:
+            return
+        self._forgotten = now
+        spent = self._spent.items()
+        self._spent = {peer: item for peer, item in spent if now - item[0] < self.interval}
 
 
 class Catchup:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import TypeAlias, TypeVar
 
 from holdout.agreement.events import Fault
-from holdout.agreement.keys import Signer, Verifier
+from holdout.agreement.keys import Memo, Signer, Verifier
 from holdout.agreement.messages import (
     Ballot,
     Bundle,
@@ -31,6 +31,10 @@ Seen: TypeAlias = Callable[[int, bytes, bytes], bool]
 """Whether a worker's signature over these bytes has been found good before."""
 
 
+OUTPUTS_PER_WORKER = 16
+"""Lottery outputs that are remembered: two roles, leads of three periods, votes of mode `self`."""
+
+
 def nobody_seen(_worker: int, _signed: bytes, _signature: bytes) -> bool:
     """Every signature has to be checked."""
     return False
@@ -47,7 +51,14 @@ class Draws:
         self._verifier = verifier
         self.round = round_number
         self.seed = seed
-        self._outputs: dict[tuple[int, Role, int, int, bytes], bytes] = {}
+        # Evidence may name any period, and a liar holds a role in many: only so many are kept.
+        self._outputs = Memo[tuple[int, Role, int, int, bytes], bytes](
+            OUTPUTS_PER_WORKER * self._params.workers
+        )
+
+    def size(self) -> int:
+        """How many lottery outputs are remembered."""
+        return len(self._outputs)
 
     # -- who is drawn ------------------------------------------------------------------------
 
@@ -89,7 +100,7 @@ class Draws:
         if out is None:
             out = self._check(role, worker, proof, period, step)
             if out is not None:  # There is one good proof, but a liar can make any number of bad.
-                self._outputs[key] = out
+                self._outputs.put(key, out)
         return out
 
     def priority(self, lead: Lead) -> bytes:

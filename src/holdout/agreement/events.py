@@ -291,7 +291,13 @@ class Persist:
 
 @dataclass(frozen=True, slots=True)
 class Commit:
-    """A round is decided, durable, and its model is in hand."""
+    """A round is decided, durable, and its model is in hand.
+
+    Told at most once. The write in front of it is what decides: after a crash between the two the
+    player goes on with the next round and does not tell again. Which rounds are decided, and the
+    newest model, a driver reads from its own store (the `finished` rounds of `Persist`), never from
+    the commits that it was told.
+    """
 
     round: int
     value: Digest

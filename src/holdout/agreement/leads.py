@@ -52,5 +52,6 @@ class Leads:
             del self._periods[over]
 
     def size(self) -> int:
-        """How many leads are held."""
-        return sum(len(v) for leaders in self._periods.values() for v in leaders.values())
+        """How many leads are held, and pieces of evidence."""
+        leads = sum(len(v) for leaders in self._periods.values() for v in leaders.values())
+        return leads + len(self.evidence)

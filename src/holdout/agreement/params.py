@@ -253,5 +253,3 @@ class Limits:
     """Blocks of the best leads that are fetched, per period."""
     blocks_per_answer: int = 50
     """Rounds that are sent at once to a peer that is behind."""
-    waiting_ballots: int = 2
-    """Ballots per voter that wait for update headers."""

@@ -51,6 +51,8 @@ class Periods:
     started: bool = False
     """Whether the learning half is over and timers run."""
     _draft: Draft | None = None
+    _leader: tuple[int, bytes | None] | None = None
+    """The own credential to lead, and the period that it is for."""
     _retries: int = 0
 
     @property
@@ -82,6 +84,7 @@ class Periods:
         for bundle in self.desk.safety.bundles:
             self.tracker.add_bundle(bundle)
             self.tracker.newly_reached(bundle.period, bundle.step, bundle.value)
+        self.prepare()
         if any(
             kind is Kind.VOTE and step > Step.CERT and period == self.period
             for kind, period, step in self.desk.safety.mine
@@ -101,7 +104,9 @@ class Periods:
         self._draft, self._retries = None, 0
         self.tracker.forget_before(period - 1)
         self.leads.forget_before(period)
+        safety.forget_before(period)
         self._remember()
+        self.prepare()
         self.desk.emit(Entered(self.round, period))
         self._set_timers()
         # At once, not only at the next retry: what one knows at entry, all know at the filter.
@@ -110,6 +115,30 @@ class Periods:
         if with_lead:
             self.lead()
         self.try_cert()
+
+    def prepare(self) -> None:
+        """Keep and check the blocks that this period can be about; forget the others."""
+        self.validation.enter(
+            self.period,
+            active=self.checks_blocks(self.period),
+            needed=self.tracker.values().union(self.desk.safety.held),
+            announced=self.phases.announced(),
+        )
+        carried = self.carried()
+        if carried is not None:
+            self.want_block(carried)
+        for lead in self.leads.best(self.period):
+            self.want_led(lead)
+
+    def checks_blocks(self, period: int) -> bool:
+        """Whether this worker's vote may be asked for in a period.
+
+        In mode `self` everybody's is: whoever is ready, drawn or not, must not turn back.
+        """
+        if self.desk.params.mode is not Mode.SHUFFLE:
+            return True
+        members = self.draws.expected(Role.COMMITTEE, period)
+        return members is None or self.desk.worker in members
 
     def _set_timers(self) -> None:
         timing, now = self.desk.timing, self.desk.now
@@ -147,7 +176,7 @@ class Periods:
         if self.desk.signed(slot) is not None:
             self.desk.send_again(slot)
             return
-        proof = self.draws.own(self.desk.signer, Role.LEADER, self.desk.worker, self.period)
+        proof = self._lead_proof()
         if proof is None:
             return
         if self.period == 0 or self.bottom():
@@ -158,6 +187,16 @@ class Periods:
             header = self.validation.header(value)
             if header is not None:
                 self._announce(proof, header.original_period, value, ())
+
+    def leads_now(self) -> bool:
+        """Whether this worker is drawn to lead the period."""
+        return self._lead_proof() is not None
+
+    def _lead_proof(self) -> bytes | None:
+        if self._leader is None or self._leader[0] != self.period:
+            proof = self.draws.own(self.desk.signer, Role.LEADER, self.desk.worker, self.period)
+            self._leader = (self.period, proof)
+        return self._leader[1]
 
     def _assemble(self) -> Draft:
         """Everything held by now."""
@@ -184,7 +223,7 @@ class Periods:
         if self._draft is None:
             return
         block = self.validation.finish(self._draft)
-        proof = self.draws.own(self.desk.signer, Role.LEADER, self.desk.worker, self.period)
+        proof = self._lead_proof()
         if block is None or proof is None:
             return
         self._draft = None
@@ -300,17 +339,29 @@ class Periods:
         for slot in said:
             if slot[0] in {Kind.UPDATE, Kind.BALLOT} or slot[1] == self.period:
                 self.desk.send_again(slot)
-        for reached in [*self._reasons(), *self.tracker.quorums(self.period, (Step.SOFT,))]:
-            self._broadcast(reached)
+        for bundle in self.evidence_of_progress():
+            self.desk.emit(Broadcast(bundle.encode(), Urgency.VOTE))
         value = self.staged()
         if value is not None:
             self.want_block(value)
 
     def want_block(self, value: Digest, *hints: int) -> None:
         """Have a block fetched, from those who voted for it if nobody else is known."""
-        if self.validation.block(value) is None and self.validation.header(value) is None:
-            voters = self.tracker.voters(self.period, Step.SOFT, value)
-            self.desk.emit(Want(BlobKind.BLOCK, value, (*hints, *voters)))
+        if self.validation.header(value) is not None:
+            return
+        voters = self.tracker.voters(self.period, Step.SOFT, value)
+        if not voters:  # Carried on from the period before.
+            voters = self.tracker.voters(self.period - 1, Step.LATE, value)
+        self.desk.emit(Want(BlobKind.BLOCK, value, (*hints, *voters)))
+
+    def want_led(self, lead: Lead, *hints: int) -> None:
+        """Have the block of a lead fetched, if this worker may have to vote for it."""
+        # What was carried on is fetched when its quorum is seen: anybody can lead with anything.
+        fresh = lead.original_period == lead.period
+        if fresh and self.validation.active:
+            best = self.leads.best(lead.period)[: self.desk.limits.bodies]
+            if lead in best:
+                self.want_block(lead.value, lead.worker, *hints)
 
     # -- voting ---------------------------------------------------------------------------------
 
@@ -354,12 +405,16 @@ class Periods:
             if reached.period > self.period:
                 self.enter(reached.period, with_lead=False)
             if reached.period == self.period:
+                # Who has no vote here needs the body as well, for its header: this is the block
+                # that is about to be decided.
                 self.want_block(reached.value)
                 self.on_available()
         elif reached.period >= self.period:
             self.enter(reached.period + 1, with_lead=True)
         elif reached.period == self.period - 1:
             self._broadcast(reached)
+            if reached.value != BOTTOM:
+                self.want_block(reached.value)
 
     def on_available(self) -> None:
         """A block has become valid here, or has got its soft quorum."""
@@ -368,9 +423,13 @@ class Periods:
             self.recover()
 
     def evidence_of_progress(self) -> list[Bundle]:
-        """The bundles that bring a worker of an earlier period here."""
+        """The bundles that bring others to where this worker is, or beyond.
+
+        A certificate among them is of a block that is not here yet: another may have it.
+        """
         soft = self.tracker.quorums(self.period, (Step.SOFT,))
-        return [self.bundle(reached) for reached in [*self._reasons(), *soft]]
+        known = [*self._reasons(), *soft, *self.tracker.certified()]
+        return [self.bundle(reached) for reached in known]
 
     def bundle(self, reached: Reached) -> Bundle:
         """The votes behind a quorum."""

@@ -62,6 +62,10 @@ class Phases:
         """Whose updates announce this payload."""
         return tuple(self._proposers.get(payload, ()))
 
+    def announced(self) -> Mapping[Digest, list[int]]:
+        """The payloads that update headers in hand name, and whose those are."""
+        return self._proposers
+
     def updates(self) -> dict[int, Update]:
         """The update of each proposer that sent one only."""
         return {w: versions[0] for w, versions in self._updates.items() if len(versions) == 1}
@@ -149,6 +153,7 @@ class Phases:
         return {key: self.evidence[key] for key in sorted(self.evidence)}
 
     def size(self) -> int:
-        """How many headers and ballots are held."""
+        """How many headers, ballots and pieces of evidence are held."""
         lists = (self._updates, self._ballots, self._waiting)
-        return sum(len(versions) for kept in lists for versions in kept.values())
+        held = sum(len(versions) for kept in lists for versions in kept.values())
+        return held + len(self.evidence)

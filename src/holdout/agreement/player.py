@@ -14,8 +14,9 @@ A quorum of LATE, REDO or DOWN ends the period; a quorum of CERT ends the round.
 because a worker that voted CERT recovers with LATE or not at all, and never votes CERT after a
 recovery vote of the same period.
 
-This module takes messages in, from peers and from the worker itself, and follows the chain. Bad
-input is a counted `Reject`; nothing raises, whatever the bytes.
+This module takes messages in, from peers and from the worker itself, and goes from round to round;
+`following` is about rounds that others have decided. Bad input is a counted `Reject`; nothing
+raises, whatever the bytes.
 """
 
 from collections.abc import Callable, Sequence
@@ -24,9 +25,10 @@ from typing import assert_never
 from holdout.agreement import wire
 from holdout.agreement.answers import Answers
 from holdout.agreement.attendance import Attendance
-from holdout.agreement.catchup import Catchup, Memory, peer_for
+from holdout.agreement.catchup import Memory
 from holdout.agreement.desk import Desk
-from holdout.agreement.draws import Draws, Signed
+from holdout.agreement.draws import Signed
+from holdout.agreement.early import Early
 from holdout.agreement.events import (
     Action,
     Alarm,
@@ -47,8 +49,6 @@ from holdout.agreement.events import (
     Received,
     Reject,
     Relay,
-    Send,
-    SendBlocks,
     SetTimer,
     Start,
     Timer,
@@ -57,14 +57,14 @@ from holdout.agreement.events import (
     Urgency,
     Want,
 )
-from holdout.agreement.headers import BlockKind, Header, link_fault, read_header
+from holdout.agreement.following import Following
+from holdout.agreement.headers import BlockKind, Header, read_header
 from holdout.agreement.keys import Signer, Verifier
 from holdout.agreement.ledger import Ledger
 from holdout.agreement.messages import (
     Ballot,
     Behind,
     Bundle,
-    Envelope,
     Evidence,
     Finished,
     GetBlocks,
@@ -74,7 +74,6 @@ from holdout.agreement.messages import (
     Kind,
     Lead,
     Message,
-    Step,
     Update,
     Vote,
 )
@@ -86,6 +85,9 @@ from holdout.agreement.validation import Tools, Verdict
 from holdout.agreement.wire import Unverified
 from holdout.errors import InvalidMessage
 from holdout.ids import Digest
+
+MODELS_MAX = 64
+"""Models that a player remembers to be in hand, in one round."""
 
 
 class Player:
@@ -138,13 +140,10 @@ class Player:
         )
         self._decode = decode
         self._tools = tools or Tools()
-        self._catchup = Catchup(timing, limits)
         self._answers = Answers(self._desk)
+        self._following = Following(self._desk, self._ledger, self._answers.pace, self._decide)
         self._models: dict[Digest, None] = {}
-        self._unsaved: list[tuple[Finished, Header, tuple[int, ...] | None]] = []
-        self._early: dict[int, dict[bytes, tuple[int, Signed]]] = {}
-        self._ahead: dict[int, tuple[int, Finished]] = {}
-        self._questions = 0
+        self._early = Early(limits.early)
         self._in_round = False
         self._round = self._new_round()
 
@@ -181,11 +180,6 @@ class Player:
         return self._ledger.model
 
     @property
-    def _decided(self) -> int:
-        """The newest round that is decided and in the store."""
-        return self.round - 1 - len(self._unsaved)
-
-    @property
     def observer(self) -> bool:
         """Whether this worker only watches, because it may have forgotten votes."""
         return self._desk.safety.round < self._desk.memory.votes_from
@@ -196,8 +190,9 @@ class Player:
         return self._desk.halted
 
     def held(self) -> int:
-        """How many messages of peers are in memory: bounded, whatever they send."""
-        return self._round.size() + sum(map(len, self._early.values())) + len(self._ahead)
+        """How many things are in memory because of peers: bounded, whatever they send."""
+        following = self._following.size() + len(self._models)
+        return self._round.size() + self._early.size() + following
 
     def holds(self, role: Role) -> bool:
         """Whether this worker was drawn for a role of this round (`P` or `V`)."""
@@ -248,10 +243,16 @@ class Player:
                 validation.add(event.digest, event.data)
             case Combined():
                 if event.model is not None:
-                    self._models[event.model] = None
+                    self._hold_model(event.model)
                 validation.combined(event)
         if self._in_round:
             self._round.on_progress()
+
+    def _hold_model(self, model: Digest) -> None:
+        """A model is in hand; those that liars' blocks lead to are forgotten in time."""
+        self._models[model] = None
+        if len(self._models) > MODELS_MAX:  # The driver tells again of what it is asked for again.
+            self._models.pop(next(name for name in self._models if name != self._ledger.model))
 
     def _count_own(self) -> None:
         """What this worker has signed is counted after the rule that signed it has finished."""
@@ -268,23 +269,13 @@ class Player:
 
     def _on_start(self, nonce: bytes) -> None:
         self._desk.memory.nonce = nonce
-        self._ask_head()
+        self._following.ask_head()
         self._follow()
-
-    def _ask_head(self) -> None:
-        """Without memory: how far is the chain? Until enough others have told."""
-        memory = self._desk.memory
-        if memory.lost and memory.recoverable:
-            query = HeadQuery(self._desk.chain, memory.nonce)
-            self._desk.emit(Broadcast(query.encode(), Urgency.ANSWER))
 
     def _new_round(self) -> Round:
         tip = self._ledger.tip()
-        draws = self._draws_of(tip.round, tip.seed_in)
+        draws = self._following.draws_of(tip.round, tip.seed_in)
         return Round(self._desk, tip, draws, self._tools, self._decide)
-
-    def _draws_of(self, round_number: int, seed: Digest) -> Draws:
-        return Draws(self._desk.genesis, self._desk.verifier, round_number=round_number, seed=seed)
 
     def _enter(self) -> None:
         """Time zero of a round; or, after a crash, wherever this worker was in it."""
@@ -293,7 +284,7 @@ class Player:
         self._round = self._new_round()
         desk.emit(Entered(self.round, self.period))
         desk.emit(Forget(self.round))
-        self._ask_head()
+        self._following.ask_head()
         for header in map(read_header, desk.safety.held.values()):
             self._models[header.model] = None
         self._round.begin()
@@ -301,9 +292,7 @@ class Player:
             behind = Behind(desk.chain, self.round, self.period)
             desk.emit(Broadcast(behind.encode(), Urgency.ANSWER))
             self._repeat_own()
-        for past in [number for number in self._early if number < self.round]:
-            del self._early[past]
-        for data, (peer, message) in self._early.pop(self.round, {}).items():
+        for peer, data, message in self._early.take(self.round):
             if self._in_round and message.round == self.round:
                 self._round.take(peer, data, message)
 
@@ -320,12 +309,15 @@ class Player:
     def _on_timer(self, timer: Timer) -> None:
         if not self._in_round:
             if (timer.kind, timer.round) == (TimerKind.RETRY, self.round):
-                self._ask_peer()
+                # Still without the newest model: somebody else may help.
+                self._following.tell_somebody()
+                self._following.ask_head()
+                self._ask_again()
         elif (timer.round, timer.period) == (self.round, self.period):
             self._round.on_timer(timer)
             if timer.kind is TimerKind.RETRY:
-                self._ask_head()
-                self._ask_if_behind()
+                self._following.ask_head()
+                self._following.ask_if_behind()
 
     # -- the chain ------------------------------------------------------------------------------
 
@@ -338,7 +330,8 @@ class Player:
         block = validation.block(header.digest)
         selected = None if block is None else tuple(proposer for proposer, _ in block.selection)
         self._ledger.append(header)
-        self._unsaved.append((Finished(header.encode(), certificate), header, selected))
+        finished = Finished(header.encode(), certificate)
+        self._following.unsaved.append((finished, header, selected))
         self._follow()
 
     def _follow(self) -> None:
@@ -348,14 +341,15 @@ class Player:
             self._commit()
             return
         hints: tuple[int, ...] = ()
-        if self._unsaved:
-            hints = tuple(mark.worker for mark in self._unsaved[-1][0].certificate.marks)
+        if self._following.unsaved:
+            finished, _, _ = self._following.unsaved[-1]
+            hints = tuple(mark.worker for mark in finished.certificate.marks)
         self._desk.emit(Want(BlobKind.MODEL, self._ledger.model, hints))
         self._ask_again()
 
     def _ask_again(self) -> None:
-        self._questions += 1
-        at = self._desk.now + self._desk.timing.retry_after(min(self._questions, 3))
+        self._following.questions += 1
+        at = self._desk.now + self._desk.timing.retry_after(min(self._following.questions, 3))
         self._desk.emit(SetTimer(Timer(TimerKind.RETRY, self.round, 0), at))
 
     def _on_model(self, model: Digest) -> None:
@@ -365,19 +359,25 @@ class Player:
 
     def _commit(self) -> None:
         """The newest decided model is here: make it durable, tell, and go on."""
-        desk, unsaved = self._desk, self._unsaved
+        desk, unsaved = self._desk, self._following.unsaved
         if unsaved:
-            self._unsaved = []
+            self._following.unsaved = []
             desk.memory.settle(self.round - 1)
+            # Blocks behind own votes are on disk already; of others only those that are in hand.
+            blocks = tuple(
+                (BlobKind.BLOCK, header.digest)
+                for _, header, selected in unsaved
+                if selected is not None and header.digest not in desk.safety.held
+            )
             desk.safety = Safety(round=self.round)
             finished = tuple(item for item, _, _ in unsaved)
-            desk.persist(((BlobKind.MODEL, self._ledger.model),), finished)
+            desk.persist(((BlobKind.MODEL, self._ledger.model), *blocks), finished)
             for _, header, selected in unsaved:
                 stepped = header.kind is BlockKind.STEP
                 desk.emit(Commit(header.round, header.digest, header.model, stepped, selected))
             desk.emit(Relay(finished[-1].encode(), Urgency.VOTE, desk.worker))
         self._models = {self._ledger.model: None}
-        self._questions = 0
+        self._following.questions = 0
         self._enter()
 
     # -- what comes from peers ------------------------------------------------------------------
@@ -398,11 +398,11 @@ class Player:
             case Bundle() | Evidence():
                 self._on_gathered(peer, message)
             case Finished():
-                self._on_finished(peer, message)
+                self._following.on_finished(peer, message, self._round)
             case HeadAnswer():
-                self._on_head_answer(peer, message)
+                self._following.on_head_answer(peer, message)
             case GetBlocks() | GetUpdates() | Behind() | HeadQuery():
-                self._answers.give(peer, message, self._decided, self._round)
+                self._answers.give(peer, message, self._following.decided, self._round)
             case _:
                 assert_never(message)
 
@@ -413,13 +413,13 @@ class Player:
         elif claim.worker >= self._desk.params.workers:
             self._reject(peer, Fault.UNKNOWN_WORKER)
         elif ahead < 0:
-            self._on_old(peer, claim)
+            self._following.on_old(peer, claim)
         elif ahead == 0 and self._in_round:
             self._round.receive(peer, data, claim)
         elif ahead <= 1 and not getattr(claim, "period", 0):
             self._on_early(peer, data, claim)
         else:
-            self._on_ahead(peer, claim)
+            self._following.on_ahead(peer, claim)
 
     def _on_gathered(self, peer: int, message: Bundle | Evidence) -> None:
         """A bundle, or evidence."""
@@ -436,128 +436,15 @@ class Player:
         else:
             self._round.receive_bundle(peer, message)
 
-    def _on_finished(self, peer: int, finished: Finished) -> None:
-        certificate = finished.certificate
-        try:
-            header = read_header(finished.header)
-        except InvalidMessage:
-            self._reject(peer, Fault.MALFORMED)
-            return
-        matches = (certificate.value, certificate.round) == (header.digest, header.round)
-        if not matches or certificate.step != Step.CERT:
-            self._reject(peer, Fault.MALFORMED)
-        elif header.round < self.round:
-            self._reject(peer, Fault.STALE)
-        elif header.round > self.round:
-            self._catchup.claim(header.round + 1)
-            if header.round < self.round + self._desk.limits.blocks_per_answer:
-                self._ahead[header.round] = (peer, finished)
-            self._ask(peer)
-        else:
-            self._check_finished(peer, header, certificate)
-            self._take_ahead()
-
-    def _take_ahead(self) -> None:
-        """Rounds whose certificates came out of order, nobody has checked them yet."""
-        while self.round in self._ahead:
-            peer, finished = self._ahead.pop(self.round)
-            self._check_finished(peer, read_header(finished.header), finished.certificate)
-        for past in [number for number in self._ahead if number < self.round]:
-            del self._ahead[past]
-
-    def _check_finished(self, peer: int, header: Header, certificate: Bundle) -> None:
-        desk = self._desk
-        if link_fault(header, self._ledger.tip(), desk.genesis, desk.verifier) is not None:
-            self._reject(peer, Fault.INVALID_BLOCK)
-            return
-        draws, tracker = self._round.draws, self._round.periods.tracker
-        if draws.round != header.round:  # Several rounds behind: no round of its own meanwhile.
-            draws = self._draws_of(header.round, self._ledger.tip().seed_in)
-        verified = draws.verify_bundle(Unverified(certificate), tracker.seen)
-        if isinstance(verified, Fault):
-            self._reject(peer, verified)
-            return
-        self._decide(header, verified)
-        if self._catchup.goes_on(self.round):
-            self._ask(peer)
-
-    # -- behind, ahead --------------------------------------------------------------------------
-
     def _on_early(self, peer: int, data: bytes, claim: Signed) -> None:
         """Of the round that comes next: its lottery is known already, so it can be verified."""
         seed = self._ledger.seed(claim.round)
-        held = self._early.setdefault(claim.round, {})
-        if seed is None or data in held:
-            self._reject(peer, Fault.DUPLICATE if seed else Fault.TOO_EARLY)
+        if seed is None:
+            self._reject(peer, Fault.TOO_EARLY)
             return
-        of_worker = sum(message.worker == claim.worker for _, message in held.values())
-        if of_worker >= self._desk.limits.early:
-            self._reject(peer, Fault.SURPLUS)
-            return
-        draws = self._draws_of(claim.round, seed)
-        verified = draws.verify(Unverified(claim))
-        if isinstance(verified, Fault):
-            self._reject(peer, verified)
-            return
-        held[data] = (peer, verified)
-
-    def _on_ahead(self, peer: int, claim: Signed) -> None:
-        """Somebody is further: ask, if it is a member and not only says so."""
-        if not self._is_signed(claim.worker, claim.envelope):
-            self._reject(peer, Fault.WRONG_SIGNATURE)
-            return
-        self._reject(peer, Fault.TOO_EARLY)
-        self._catchup.claim(claim.round)
-        self._ask(peer)
-
-    def _on_old(self, peer: int, claim: Signed) -> None:
-        """Somebody is slow, or stuck in a round that is over: then send it the certificate."""
-        self._reject(peer, Fault.STALE)
-        if claim.round == self.round - 1 and self._is_signed(claim.worker, claim.envelope):
-            self._desk.attendance.note(claim.envelope.kind, claim.worker, claim.round)
-        stuck = isinstance(claim, Vote) and (claim.step > Step.CERT or claim.period > 0)
-        if stuck and self._desk.worker != claim.worker:
-            paced = self._answers.pace.allows(claim.worker, self._desk.now)
-            if paced and self._is_signed(claim.worker, claim.envelope):
-                self._desk.emit(SendBlocks(claim.worker, claim.round, claim.round))
-
-    def _is_signed(self, worker: int, envelope: Envelope) -> bool:
-        key = self._desk.genesis.roster[worker].signing
-        return self._desk.verifier.signature(key, envelope.signed, envelope.signature)
-
-    def _ask(self, peer: int) -> None:
-        wanted = self._catchup.request(self.round, peer, self._desk.now)
-        if wanted is not None:
-            self._desk.emit(Send(peer, GetBlocks(self._desk.chain, *wanted).encode()))
-
-    def _ask_if_behind(self) -> None:
-        if self._catchup.target > self.round:
-            self._questions += 1
-            self._ask(self._some_peer())
-
-    def _ask_peer(self) -> None:
-        """Still without the newest model: tell somebody else where this worker stands."""
-        behind = Behind(self._desk.chain, self.round, 0)
-        self._desk.emit(Send(self._some_peer(), behind.encode()))
-        self._ask_head()
-        self._ask_again()
-
-    def _some_peer(self) -> int:
-        params = self._desk.params
-        return peer_for(self._desk.worker, self.round, self._questions, params.workers)
-
-    def _on_head_answer(self, peer: int, answer: HeadAnswer) -> None:
-        memory = self._desk.memory
-        wanted = memory.lost and answer.nonce == memory.nonce and answer.chain == self._desk.chain
-        if not wanted or answer.worker in {self._desk.worker, *memory.answers}:
-            self._reject(peer, Fault.UNASKED)
-        elif answer.worker >= self._desk.params.workers:
-            self._reject(peer, Fault.UNKNOWN_WORKER)
-        elif not self._is_signed(answer.worker, answer.envelope):
-            self._reject(peer, Fault.WRONG_SIGNATURE)
-        else:
-            memory.answers[answer.worker] = answer.round
-            self._catchup.claim(answer.round + 1)
-            self._ask(peer)
-            if memory.settle(self._decided):
-                self._desk.persist()
+        found = self._early.fault(data, claim)
+        if found is None:
+            draws = self._following.draws_of(claim.round, seed)
+            found = self._early.add(peer, data, draws.verify(Unverified(claim)))
+        if found is not None:
+            self._reject(peer, found)

@@ -45,7 +45,7 @@ from holdout.agreement.phases import Phases, Waiting
 from holdout.agreement.proceedings import Proceedings, Stage
 from holdout.agreement.sortition import Role
 from holdout.agreement.validation import Tools, Validation
-from holdout.agreement.votes import Added, Tracker
+from holdout.agreement.votes import PERIODS_KEPT, Added, Tracker
 from holdout.agreement.wire import Unverified
 from holdout.ids import Digest
 
@@ -84,6 +84,9 @@ class Round:
         self.periods = Periods(
             desk, self.draws, self.phases, self.validation, Tracker(desk.params.quorum)
         )
+        self.validation.enter(
+            desk.safety.period, active=self.periods.checks_blocks(desk.safety.period)
+        )
 
     @property
     def number(self) -> int:
@@ -98,6 +101,7 @@ class Round:
             + periods.leads.size()
             + self.phases.size()
             + self.validation.size()
+            + self.draws.size()
         )
 
     # -- time -----------------------------------------------------------------------------------
@@ -191,7 +195,8 @@ class Round:
             case Vote():
                 if claim.step > self._step_max():
                     return Fault.MALFORMED
-                if claim.period < period - 1 and claim.step != Step.CERT:
+                kept = PERIODS_KEPT if claim.step == Step.CERT else 1
+                if claim.period < period - kept:
                     return Fault.STALE
         return Fault.TOO_EARLY if claim.period > period + 1 else None
 
@@ -238,13 +243,15 @@ class Round:
                 self.desk.attendance.note(Kind.UPDATE, worker, self.number)
 
     def _needs_payloads(self) -> bool:
-        """Voters and the consensus committee need gradients; others take the model at the end."""
-        if self.desk.params.mode is not Mode.SHUFFLE:
-            return True
-        if self.proceedings.proof(Role.VOTER) is not None:
-            return True
-        members = self.draws.expected(Role.COMMITTEE, self.periods.period)
-        return members is None or self.desk.worker in members
+        """Those who judge, check or make blocks need gradients; others take the model at the end.
+
+        Whoever comes to need them in a later period asks for those of the blocks that it checks.
+        """
+        return (
+            self.periods.checks_blocks(self.periods.period)
+            or self.proceedings.proof(Role.VOTER) is not None
+            or self.periods.leads_now()
+        )
 
     def _take_ballot(self, peer: int, ballot: Ballot) -> Fault | None:
         if ballot.entries[-1].proposer >= self.desk.params.workers:
@@ -266,8 +273,7 @@ class Round:
         if lead.worker in leads.evidence:
             self.phases.add_evidence(Kind.LEAD, lead.worker, leads.evidence[lead.worker])
             self._publish(Kind.LEAD, lead.worker, peer)
-        if lead in leads.best(lead.period)[: self.desk.limits.bodies]:
-            self.periods.want_block(lead.value, lead.worker, peer)
+        self.periods.want_led(lead, peer)
         return None
 
     def _take_vote(self, peer: int, vote: Vote) -> Fault | None:

@@ -41,6 +41,10 @@ OwnSlot = tuple[Kind, int, int]
 
 BUNDLES_MAX = 16
 OWN_MAX = 4_096
+OWN_PERIODS_KEPT = 64
+"""Own votes and leads of older periods are dropped: a worker never goes back to one."""
+HELD_KEPT = 16
+"""Headers of blocks behind own votes; of older ones the block can be fetched if it is decided."""
 
 
 @dataclass(slots=True)
@@ -58,6 +62,17 @@ class Safety:
     """Why this period was entered, and its soft quorum."""
     held: dict[Digest, bytes] = field(default_factory=dict)
     """Headers of the valid blocks that back a vote; the blocks and models are blobs on disk."""
+
+    def forget_before(self, period: int) -> None:
+        """Drop what was signed in periods long over, so that a round of any length fits."""
+        oldest = period - OWN_PERIODS_KEPT
+        learning = (Kind.UPDATE, Kind.BALLOT)
+        self.mine = {
+            slot: data
+            for slot, data in self.mine.items()
+            if slot[0] in learning or slot[1] >= oldest
+        }
+        self.held = dict(list(self.held.items())[-HELD_KEPT:])
 
     def encode(self, chain: Digest) -> bytes:
         """The bytes to be written, with their own checksum."""

@@ -2,9 +2,13 @@
 
 A check waits for what it needs (payloads, then the recomputed model) and goes on when it comes.
 Its outcome is final: `valid` and `invalid` never change, `open` means that something is missing.
+
+A worker that has no vote in a period (mode `shuffle`) checks nothing there: `active` is off, and of
+a block it keeps the body alone. Blocks are forgotten two periods after they came, unless a quorum
+or an own vote rests on them: a liar that leads period after period fills nobody's memory.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Protocol
@@ -49,6 +53,8 @@ class Tools:
 class _Check:
     header: Header
     verdict: Verdict
+    period: int
+    """In which the block came."""
     block: Block | None = None
     draft: Draft | None = None
     job: Combine | None = None
@@ -67,6 +73,9 @@ class Validation:
     """Shared with the learning phase: payloads in hand, and whether they are valid."""
     emit: Callable[[Action], None]
     tools: Tools = field(default_factory=Tools)
+    active: bool = True
+    """Whether this worker needs to know which blocks are valid."""
+    _period: int = 0
     _checks: dict[Digest, _Check] = field(default_factory=dict)
     _results: dict[Combine, Combined] = field(default_factory=dict)
     _asked: dict[Combine, None] = field(default_factory=dict)
@@ -95,18 +104,56 @@ class Validation:
         return "" if check is None else check.reason
 
     def size(self) -> int:
-        """How many blocks are held."""
-        return len(self._checks)
+        """How many blocks, payloads, results and questions are held."""
+        jobs = len(self._results) + len(self._asked)
+        return len(self._checks) + len(self.payloads) + len(self._wanted) + jobs
+
+    # -- periods --------------------------------------------------------------------------------
+
+    def enter(
+        self,
+        period: int,
+        *,
+        active: bool,
+        needed: Container[Digest] = (),
+        announced: Container[Digest] = (),
+    ) -> None:
+        """A period begins: whatever is only of periods long over goes.
+
+        Args:
+            period: Which one.
+            active: Whether this worker may have to vote in it.
+            needed: Blocks that stay, however old: quorums and own votes rest on them.
+            announced: Payloads that stay: updates in hand name them.
+        """
+        self._period, self.active = period, active
+        self._checks = {
+            value: check
+            for value, check in self._checks.items()
+            if check.period >= period - 1 or value in needed
+        }
+        checks = list(self._checks.values())
+        jobs = {check.job for check in checks}
+        self._results = {job: result for job, result in self._results.items() if job in jobs}
+        self._asked = {job: None for job in self._asked if job in jobs}
+        payloads = {p for check in checks if check.draft for p in check.draft.needs}
+        for gone in [p for p in self.payloads if p not in payloads and p not in announced]:
+            del self.payloads[gone]  # In place: it is shared.
+        self._wanted = {p: None for p in self._wanted if p in payloads or p in announced}
+        if active:
+            for check in checks:
+                self._begin(check)
 
     # -- what comes in --------------------------------------------------------------------------
 
     def hold(self, header: Header) -> None:
         """A block that was found valid before a crash; its model is on disk."""
-        self._checks[header.digest] = _Check(header, Verdict.VALID)
+        self._checks[header.digest] = _Check(header, Verdict.VALID, self._period)
 
     def add_own(self, block: Block) -> None:
         """A block made here, of parts that were all checked."""
-        self._checks[block.header.digest] = _Check(block.header, Verdict.VALID, block)
+        check = _Check(block.header, Verdict.VALID, self._period, block)
+        self._checks[block.header.digest] = check
 
     def add(self, value: Digest, data: bytes) -> None:
         """A block has come; its verdict may be known at once or later."""
@@ -122,7 +169,14 @@ class Validation:
         if known is not None:
             known.block = block
             return
-        check = self._checks[value] = _Check(block.header, Verdict.OPEN, block)
+        check = self._checks[value] = _Check(block.header, Verdict.OPEN, self._period, block)
+        if self.active:
+            self._begin(check)
+
+    def _begin(self, check: _Check) -> None:
+        block = check.block
+        if block is None or check.draft is not None or check.verdict is not Verdict.OPEN:
+            return
         draft = self.tools.inspect(block, self.tip, self.genesis, self.draws, self.verifier)
         if isinstance(draft, str):
             check.verdict, check.reason = Verdict.INVALID, draft

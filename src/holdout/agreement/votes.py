@@ -13,6 +13,9 @@ from holdout.agreement.messages import Bundle, Evidence, Mark, Step, Vote, kind_
 from holdout.ids import Digest
 
 VERSIONS_MAX = 2  # Of one worker's vote in one slot: two are evidence, more are noise.
+PERIODS_KEPT = 32
+"""Periods for which votes that might still decide are kept. A value that had a quorum of them in an
+older period is carried on by the later ones, so nothing is lost with them."""
 
 
 class Added(Enum):
@@ -94,6 +97,10 @@ class Tracker:
         """The quorums that decide the round; never for two values."""
         return [Reached(p, s, value) for p, s, value in self._reached if s == Step.CERT]
 
+    def values(self) -> set[Digest]:
+        """What has a quorum of any kind, as far as it is remembered."""
+        return {value for _, _, value in self._reached}
+
     def voters(self, period: int, step: int, value: Digest) -> tuple[int, ...]:
         """Who voted for this value: they must hold what it names."""
         return tuple(sorted(self._marks.get((period, step), {}).get(value, {})))
@@ -109,10 +116,16 @@ class Tracker:
 
     def forget_before(self, period: int) -> None:
         """Drop the votes of periods before this one, except those that may still decide."""
+        decided = {(p, step) for p, step, _ in self._reached if step == Step.CERT}
+
+        def over(key: tuple[int, int]) -> bool:
+            oldest = period - PERIODS_KEPT if key[1] == Step.CERT else period
+            return key[0] < oldest and key not in decided
+
         for kept in (self._direct, self._marks):
-            for key in [k for k in kept if k[0] < period and k[1] != Step.CERT]:
+            for key in [key for key in kept if over(key)]:
                 del kept[key]
-        for reached in [k for k in self._reached if k[0] < period and k[1] != Step.CERT]:
+        for reached in [reached for reached in self._reached if over(reached[:2])]:
             del self._reached[reached]
 
     def size(self) -> int:

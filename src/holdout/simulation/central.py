@@ -54,14 +54,14 @@ def run_round(federation: Federation, curve: Curve, state: State) -> tuple[Round
     ending = _decide(stage)
     next_state = _step(stage, ending)
     record = _record(stage, ending, next_state)
-    record, next_state = _evaluate(federation, record, next_state)
+    record, next_state = evaluate_round(federation, record, next_state)
     return replace(record, seconds=round(time.perf_counter() - started, 6)), next_state
 
 
 def _decide(stage: Stage) -> _Ending:
     """From proposals to a decision."""
     dimension = len(stage.state.weights)
-    received = _honest_proposals(stage)
+    received = honest_proposals(stage)
     judges = stage.judges()
     gamma = None
     if stage.coalition:
@@ -79,7 +79,7 @@ def _decide(stage: Stage) -> _Ending:
     return _Ending(_vote(stage, method, bounded, judges), admitted, gamma, radius)
 
 
-def _honest_proposals(stage: Stage) -> list[object]:
+def honest_proposals(stage: Stage) -> list[object]:
     """What honest proposers send, by place; None for Byzantine ones and those that crash."""
     received: list[object] = [None] * len(stage.committee.proposers)
     honest = {
@@ -216,7 +216,7 @@ def _record(stage: Stage, ending: _Ending, state: State) -> RoundRecord:
     )
 
 
-def _evaluate(
+def evaluate_round(
     federation: Federation, record: RoundRecord, state: State
 ) -> tuple[RoundRecord, State]:
     """Test accuracy where it is due; a loss that is not finite ends the curve."""

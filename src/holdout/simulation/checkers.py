@@ -25,7 +25,7 @@ from holdout.agreement.blocks import read_block
 from holdout.agreement.events import Commit
 from holdout.agreement.headers import read_header
 from holdout.agreement.messages import Ballot, Lead, Message, Update, Vote
-from holdout.agreement.params import Genesis, Params
+from holdout.agreement.params import Genesis, Mode, Params
 from holdout.agreement.wire import Unverified
 from holdout.errors import InvalidMessage
 from holdout.ids import Digest
@@ -76,6 +76,7 @@ class Checker:
         self._tallies: dict[tuple[int, int], _Tally] = {}
         self._decided: dict[int, Commit] = {}
         self._forgetful: set[int] = set()
+        self._events = 0
 
     def attach(self, cluster: Cluster, liars: Sequence[int]) -> None:
         """Watch this cluster, whose liars are known to us."""
@@ -87,6 +88,7 @@ class Checker:
 
     def _broken(self, invariant: str, what: str) -> None:
         self.violations.append(Violation(invariant, what, self._cluster.agenda.now))
+        self._cluster.note(-1, f"VIOLATION of {invariant}: {what}")
 
     # -- what honest workers send ----------------------------------------------------------------
 
@@ -229,6 +231,19 @@ class Checker:
                     return found
         return None
 
+    # -- what they hold ----------------------------------------------------------------------------
+
+    def handled(self, node: Node) -> None:
+        """Look into the memory of a worker, now and then: so that all are looked into often.
+
+        Counting what a player holds takes as long as it holds much, so in a large network it is
+        done less often; weighing all that can be reached from it takes far longer still.
+        """
+        self._events += 1
+        n = self._genesis.params.workers
+        if self._events % n == 0 and node.up:
+            self._check_memory(node, thoroughly=self._events % (WEIGHED_EVERY * n) == 0)
+
     # -- crashes ----------------------------------------------------------------------------------
 
     def disk_lost(self, node: Node) -> None:
@@ -258,13 +273,15 @@ class Checker:
                 self._broken("I4", f"{node.index} raises an alarm: {why}")
             if node.halted is not None:
                 self._broken("I4", f"{node.index} halts though few enough lie: {node.halted}")
-            self._check_memory(node)
+            if node.up:
+                self._check_memory(node, thoroughly=True)
 
-    def _check_memory(self, node: Node) -> None:
-        if not node.up:
-            return
-        held, limit = weigh(node.player), memory_limit(self._genesis.params)
+    def _check_memory(self, node: Node, *, thoroughly: bool) -> None:
+        params = self._genesis.params
+        held, limit = node.player.held(), held_limit(params)
         if held > limit:
+            self._broken("I9", f"{node.index} holds {held} things of others; at most {limit}")
+        if thoroughly and (held := weigh(node.player)) > (limit := memory_limit(params)):
             self._broken("I9", f"{node.index} holds {held} things; the limit is {limit}")
         blobs = len(node.memory) + len(node.fetcher)
         if blobs > blob_limit(self._genesis.params.workers):
@@ -273,6 +290,8 @@ class Checker:
 
 # ------------------------------------------------------------------------------------------ memory
 
+WEIGHED_EVERY = 64
+"""One in so many looks into a player is thorough."""
 BLOCKS_MAX = 40
 """Blocks that a player may hold in a round: those of two periods in which everybody drawn led."""
 SHARED = ("Genesis", "MemoVerifier", "_SimulatedSigner", "Timing", "Limits", "Tools", "function")
@@ -285,6 +304,17 @@ def memory_limit(params: Params) -> int:
     # with floods. Then blocks, whose ballots name most proposers; draws vary around their means.
     p, v = params.proposers, params.voters
     return 500 + 150 * params.workers + BLOCKS_MAX * (3 * p * v // 2 + 8 * (p + v))
+
+
+def held_limit(params: Params) -> int:
+    """How many messages and other things of peers a player may say it holds."""
+    # Of each worker: updates, ballots and evidence (8), payloads in hand and asked for (4), leads
+    # of two periods (5), messages of the coming round (8, and as many while it is between rounds),
+    # lottery outputs (16), an answer (1); and two versions of each vote, alone and in bundles, in
+    # the slots of three open periods and for CERT in 32 past ones.
+    slots = 3 * (14 if params.mode is Mode.SELF else 5) + 32
+    # Then blocks with their jobs and results, models, and certificates that came out of order.
+    return (50 + 4 * slots) * params.workers + 3 * BLOCKS_MAX + 64 + 50
 
 
 def blob_limit(n: int) -> int:

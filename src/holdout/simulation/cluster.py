@@ -59,6 +59,10 @@ class Watcher(Protocol):
         """It hands a message to the network."""
         ...
 
+    def handled(self, node: Node) -> None:
+        """Its player was told something, and what it asked for is done."""
+        ...
+
     def committed(self, node: Node, commit: Commit) -> None:
         """It tells its learner that a round is decided."""
         ...
@@ -76,6 +80,9 @@ class Nobody:
     """Does not look."""
 
     def sent(self, node: Node, data: bytes) -> None:
+        """Nothing."""
+
+    def handled(self, node: Node) -> None:
         """Nothing."""
 
     def committed(self, node: Node, commit: Commit) -> None:
@@ -350,10 +357,10 @@ class Cluster:
 
     def all_committed(self, round_number: int, workers: Iterable[int] | None = None) -> bool:
         """Whether these workers (or all honest ones) have decided the round, for good."""
-        nodes: Iterable[Node] = (
-            self.honest() if workers is None else (self.nodes[worker] for worker in workers)
-        )
-        return all(node.decided >= round_number for node in nodes)
+        # Asked after every event, so without a list of whom it is about.
+        if workers is None:
+            return not any(n.decided < round_number and n.behaviour is None for n in self.nodes)
+        return all(self.nodes[worker].decided >= round_number for worker in workers)
 
 
 def remembering_tools() -> Tools:

@@ -1,6 +1,6 @@
 """The coalition's side of a round: what Byzantine proposers know, and what they send."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
 
@@ -19,7 +19,7 @@ from holdout.voting import approve_count
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Knowledge:
+class Knowledge:
     """What the coalition goes by: for an omniscient one the truth, else its best guess."""
 
     known: Tensor
@@ -30,13 +30,23 @@ class _Knowledge:
     """Whose data it tries proposals on."""
 
 
-def send_lies(
-    stage: Stage, honest: Mapping[ProposalId, Tensor], judges: Judges
-) -> tuple[list[object], float | None]:
-    """What the coalition's proposers send, in id order, and the strength of it if it has one."""
-    act = stage.curve.act
-    if act is None:
-        raise MisuseError("there are Byzantine workers but no attack")
+@dataclass(frozen=True, slots=True, eq=False)
+class Plot:
+    """All that the coalition has in hand when it chooses its lie."""
+
+    copies: tuple[ProposalId, ...]
+    """The places of its proposers."""
+    knowledge: Knowledge
+    own_updates: Callable[[], Tensor]
+    """What its proposers would send if they were honest."""
+    standing: Tensor
+    """The guessed honest proposals, one in a row."""
+    f: int
+    """How many proposals a rule is to stand."""
+
+
+def plot_lies(stage: Stage, honest: Mapping[ProposalId, Tensor], judges: Judges) -> Plot:
+    """Gather what the coalition knows in this round."""
     copies = tuple(sorted(stage.coalition))
 
     @cache
@@ -45,34 +55,50 @@ def send_lies(
 
     if stage.federation.config.attack.knowledge == "omniscient":
         known = torch.stack(list(honest.values())) if honest else own_updates()
-        knowledge = _Knowledge(known, honest, judges)
+        knowledge = Knowledge(known, honest, judges)
     else:
         knowledge = _limited(stage, honest)
     n = len(knowledge.guessed) + len(copies)
+    guessed = list(knowledge.guessed.values())
+    standing = torch.stack(guessed) if guessed else knowledge.known[:0]
     f = n - approve_count(n, stage.federation.config.federation.f)
-    standing = knowledge.known[:0]
-    if knowledge.guessed:
-        standing = torch.stack(list(knowledge.guessed.values()))
-    deployed: Deployed = DeployedRule(stage.curve.rule, standing, len(copies), f)
+    return Plot(copies, knowledge, own_updates, standing, f)
+
+
+def send_lies(
+    stage: Stage, honest: Mapping[ProposalId, Tensor], judges: Judges
+) -> tuple[list[object], float | None]:
+    """What the coalition's proposers send, in id order, and the strength of it if it has one."""
+    plot = plot_lies(stage, honest, judges)
+    copies = plot.copies
+    deployed: Deployed = DeployedRule(stage.curve.rule, plot.standing, len(copies), plot.f)
     if stage.terms is not None:
         deployed = DeployedVote(
             booth=stage.booth(stage.terms),
-            judges=knowledge.judges,
-            honest=knowledge.guessed,
+            judges=plot.knowledge.judges,
+            honest=plot.knowledge.guessed,
             copies=copies,
             previous_radius=stage.state.radius,
             passing=stage.federation.config.attack.passing,
         )
+    return carry_out(stage, plot, deployed)
+
+
+def carry_out(stage: Stage, plot: Plot, deployed: Deployed) -> tuple[list[object], float | None]:
+    """Run the attack against what is deployed: what each proposer sends, and its strength."""
+    act, count = stage.curve.act, len(plot.copies)
+    if act is None:
+        raise MisuseError("there are Byzantine workers but no attack")
     view = View(
         round_number=stage.number,
         weights=stage.state.weights,
         learning_rate=stage.learning_rate,
         model=stage.federation.model,
-        count=len(copies),
-        known=knowledge.known,
-        own_updates=own_updates,
+        count=count,
+        known=plot.knowledge.known,
+        own_updates=plot.own_updates,
         deployed=deployed,
-        krum=DeployedRule("krum", standing, len(copies), f),
+        krum=DeployedRule("krum", plot.standing, count, plot.f),
         source=stream(stage.federation.seed, "attack", stage.number),
     )
     name = f"attack {stage.curve.attack!r}"
@@ -81,10 +107,10 @@ def send_lies(
     strength = lie.gamma
     if strength is not None:
         strength = guard(f"the gamma of {name}", partial(float, strength))
-    return _each(name, lie, len(copies)), strength
+    return _each(name, lie, count), strength
 
 
-def _limited(stage: Stage, honest: Mapping[ProposalId, Tensor]) -> _Knowledge:
+def _limited(stage: Stage, honest: Mapping[ProposalId, Tensor]) -> Knowledge:
     """Its own members' gradients, or last round's, and its own members' data to try them on."""
     members = stage.as_honest(sorted(stage.byzantine))
     known = stage.state.last_honest
@@ -92,7 +118,7 @@ def _limited(stage: Stage, honest: Mapping[ProposalId, Tensor]) -> _Knowledge:
     if stage.federation.config.attack.knowledge != "last-round" or known is None:
         known = stage.propose(members)
     voters = enumerate(stage.committee.voters)
-    return _Knowledge(
+    return Knowledge(
         known,
         {p: known[i % len(known)] for i, p in enumerate(honest)},
         stage.judges({voter: members[i % len(members)] for i, voter in voters}),

@@ -7,24 +7,18 @@ approvals), and the radius is the chain's, which no lie of this round can move.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache, partial
 from typing import TypeGuard
 
-import torch
 from torch import Tensor
 
 from holdout.agreement import counting
 from holdout.agreement.params import Params
-from holdout.attacks import DeployedRule, Lie, View
 from holdout.errors import MisuseError
 from holdout.ids import ProposalId, WorkerId
-from holdout.seeds import stream
 from holdout.simulation.booth import Judges
-from holdout.simulation.coalition import _each, _Knowledge, _limited
-from holdout.simulation.guard import guard
+from holdout.simulation.coalition import carry_out, plot_lies
 from holdout.simulation.rehearsal import DeployedVote
 from holdout.simulation.stage import Stage
-from holdout.voting import approve_count
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,50 +67,18 @@ def tell_lies(
         judges: The voters' losses.
         silenced: Liars who will be caught at signing two versions; their ballots do not count.
     """
-    act, terms = stage.curve.act, stage.terms
-    if act is None or terms is None:
-        raise MisuseError("there are Byzantine workers but no attack, or no vote")
-    copies = tuple(sorted(stage.coalition))
-
-    @cache
-    def own_updates() -> Tensor:
-        return stage.propose(stage.as_honest([stage.committee.proposers[p] for p in copies]))
-
-    settings = stage.federation.config.attack
-    if settings.knowledge == "omniscient":
-        known = torch.stack(list(honest.values())) if honest else own_updates()
-        knowledge = _Knowledge(known, honest, judges)
-    else:
-        knowledge = _limited(stage, honest)
-    n = len(knowledge.guessed) + len(copies)
-    f = n - approve_count(n, params.f)
-    guessed = list(knowledge.guessed.values())
-    standing = torch.stack(guessed) if guessed else knowledge.known[:0]
+    terms = stage.terms
+    if terms is None:
+        raise MisuseError("there are Byzantine workers but no vote")
+    plot = plot_lies(stage, honest, judges)
     booth = stage.booth(terms)
-    view = View(
-        round_number=stage.number,
-        weights=stage.state.weights,
-        learning_rate=stage.learning_rate,
-        model=stage.federation.model,
-        count=len(copies),
-        known=knowledge.known,
-        own_updates=own_updates,
-        deployed=DeployedBlock(
-            booth=replace(booth, voters=tuple(v for v in booth.voters if v not in silenced)),
-            judges=knowledge.judges,
-            honest=knowledge.guessed,
-            copies=copies,
-            previous_radius=stage.state.radius,
-            passing=settings.passing,
-            params=params,
-        ),
-        krum=DeployedRule("krum", standing, len(copies), f),
-        source=stream(stage.federation.seed, "attack", stage.number),
+    deployed = DeployedBlock(
+        booth=replace(booth, voters=tuple(v for v in booth.voters if v not in silenced)),
+        judges=plot.knowledge.judges,
+        honest=plot.knowledge.guessed,
+        copies=plot.copies,
+        previous_radius=stage.state.radius,
+        passing=stage.federation.config.attack.passing,
+        params=params,
     )
-    name = f"attack {stage.curve.attack!r}"
-    made = guard(name, lambda: act(view))
-    lie = made if isinstance(made, Lie) else Lie(made)
-    strength = lie.gamma
-    if strength is not None:
-        strength = guard(f"the gamma of {name}", partial(float, strength))
-    return _each(name, lie, len(copies)), strength
+    return carry_out(stage, plot, deployed)

@@ -40,7 +40,7 @@ from holdout.simulation.agreed import (
     read_chain,
     record_of,
 )
-from holdout.simulation.central import _evaluate
+from holdout.simulation.central import evaluate_round
 from holdout.simulation.cluster import Cluster, Durations, Nobody, found
 from holdout.simulation.founding import params_of
 from holdout.simulation.guard import attempt
@@ -73,7 +73,7 @@ def run_round(federation: Federation, curve: Curve, state: State) -> tuple[Round
     learning = RoundLearning(stage, network.params, double)
     played = _play(network, federation, learning, chain, model, double)
     next_state = _next_state(stage, learning, played, chain, network.params)
-    record, ended = _evaluate(
+    record, ended = evaluate_round(
         federation, record_of(stage, learning, played, network.params), next_state
     )
     return replace(record, seconds=round(time.perf_counter() - started, 6)), ended

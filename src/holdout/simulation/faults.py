@@ -15,9 +15,17 @@ from holdout.agreement.messages import Kind, Step
 from holdout.agreement.params import MILLISECOND
 from holdout.errors import UserError
 from holdout.seeds import Stream, stream
-from holdout.simulation.network import CALM, FOREVER, Cut, Label, Weather, mask, partition
+from holdout.simulation.network import (
+    CALM,
+    FOREVER,
+    SECOND,
+    Cut,
+    Label,
+    Weather,
+    mask,
+    partition,
+)
 
-SECOND = 1_000 * MILLISECOND
 PARTS = 1 << 20
 FEW = 2
 
@@ -82,6 +90,17 @@ class Crash:
     disk_lost: bool = False
     for_good: bool = False
 
+    def describe(self) -> str:
+        """In words."""
+        when = f"at its write {self.write}, {self.point.value}"
+        if self.at is not None:
+            when = f"after {_seconds(self.at)}"
+        then = "for good" if self.for_good else f"for {_seconds(self.down)}"
+        if not self.for_good and not self.down:
+            then = "starts again at once"
+        lost = " and loses its disk" if self.disk_lost else ""
+        return f"worker {self.worker} crashes {when}, {then}{lost}"
+
 
 @dataclass(frozen=True, slots=True)
 class FaultPlan:
@@ -108,6 +127,31 @@ class FaultPlan:
     def faulty(self) -> tuple[int, ...]:
         """Everybody of whom nothing is asked."""
         return tuple(sorted({*(worker for worker, _ in self.liars), *self.dead}))
+
+    def describe(self) -> list[str]:
+        """The plan in words, for whoever reads the trace of a run."""
+        lines = ["a safety run: faulty to its end"]
+        if self.run_type is RunType.LIVENESS:
+            lines = [f"a liveness run: the network heals after {_seconds(self.gst)}"]
+        lines += [f"worker {liar} is Byzantine: {', '.join(how)}" for liar, how in self.liars]
+        if self.completion:
+            lines.append("an attacker completes quorums with the liars' votes, at chosen victims")
+        lines.append(f"weather: {self.weather.describe()}")
+        lines += [cut.describe() for cut in self.cuts]
+        lines += [f"{cut.describe()}, also after the network has healed" for cut in self.lasting]
+        lines += [crash.describe() for crash in self.crashes]
+        for worker, rate in enumerate(self.rates):
+            if rate:
+                wrong = f"{abs(rate) / 10_000:.1f} % too {'fast' if rate > 0 else 'slow'}"
+                lines.append(f"the clock of worker {worker} is {wrong}")
+        for worker, times in enumerate(self.slowness):
+            if times > 1:
+                lines.append(f"worker {worker} computes {times} times slower")
+        return lines
+
+
+def _seconds(time: int) -> str:
+    return f"{time / SECOND:.3f} s"
 
 
 def read_faults(text: str, behaviours: Iterable[str]) -> tuple[tuple[Fault, ...], tuple[str, ...]]:

@@ -13,10 +13,12 @@ from dataclasses import dataclass
 from random import Random
 from typing import Any, TypeAlias
 
+from holdout.agreement.messages import Kind, kind_of
 from holdout.agreement.params import MILLISECOND
 from holdout.seeds import stream
 
 FOREVER = 1 << 62
+SECOND = 1_000 * MILLISECOND
 RELAY_ALL_MAX = 8
 """Up to so many workers a message is passed on to everybody."""
 RELAY_PEERS = 2
@@ -75,6 +77,20 @@ class Weather:
     spike_max: int = 0
     """A spike delays one message by up to this, longer than any timeout if so chosen."""
 
+    def describe(self) -> str:
+        """In words."""
+        low, high, jitter = (
+            t // MILLISECOND for t in (self.delay_min, self.delay_max, self.jitter)
+        )
+        parts = [f"links of {low} to {high} ms, up to {jitter} ms more for each message"]
+        if self.loss:
+            parts.append(f"{self.loss:.1%} lost")
+        if self.copies:
+            parts.append(f"{self.copies:.1%} twice")
+        if self.spikes:
+            parts.append(f"{self.spikes:.1%} late by up to {self.spike_max / SECOND:.1f} s")
+        return ", ".join(parts)
+
 
 CALM = Weather()
 
@@ -91,6 +107,26 @@ class Cut:
     """Whether they arrive when it ends, or never."""
     only: frozenset[Label] | None = None
     """Concerns only these kinds of messages; None: all, and blobs too."""
+
+    def describe(self) -> str:
+        """In words."""
+        what = "everything" if self.only is None else ", ".join(map(_label_text, sorted(self.only)))
+        end = "the end" if self.end >= FOREVER else f"{self.end / SECOND:.3f} s"
+        how = "held back" if self.held else "lost"
+        return (
+            f"{what} from {_group_text(self.sources)} to {_group_text(self.targets)} is {how}, "
+            f"{self.start / SECOND:.3f} s to {end}"
+        )
+
+
+def _label_text(label: Label) -> str:
+    kind, step = label
+    name = Kind(kind).name.lower() if kind in list(Kind) else f"kind {kind}"
+    return f"{name} {kind_of(step).name}" if step else name
+
+
+def _group_text(bits: int) -> str:
+    return ",".join(str(worker) for worker in range(bits.bit_length()) if bits >> worker & 1)
 
 
 def mask(workers: Iterable[int]) -> int:

@@ -276,6 +276,8 @@ class Node:
             # As a real driver does: a second copy of what was accepted is dropped unread. What was
             # rejected may be welcome later (too early now), so it is not remembered.
             self._seen.add(event.data)
+        if self.behaviour is None:
+            cluster.watcher.handled(self)
 
     def execute(self, actions: Sequence[Action]) -> None:
         """Carry out actions in order; a planned crash may come in between."""

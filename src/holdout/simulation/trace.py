@@ -7,6 +7,7 @@ from hashlib import sha256
 from holdout.agreement.codec import BOTTOM
 from holdout.agreement.events import (
     Action,
+    BlockReady,
     Broadcast,
     Combined,
     Commit,
@@ -14,8 +15,11 @@ from holdout.agreement.events import (
     Entered,
     Event,
     Forget,
+    JobFailed,
     Judged,
     Keep,
+    ModelReady,
+    PayloadReady,
     Persist,
     Proposed,
     Received,
@@ -24,6 +28,7 @@ from holdout.agreement.events import (
     Send,
     SendBlocks,
     SetTimer,
+    Start,
     TimerFired,
     Want,
 )
@@ -49,6 +54,10 @@ from holdout.ids import Digest
 
 DIGITS = 6
 """So much of a digest tells two apart in a trace."""
+LEGEND = (
+    "seconds, worker, what happens to it; below: what it does about it",
+    "<- received from, -> sent to; rN pM: round N, period M; six digits name a block or a blob",
+)
 
 
 class Trace:
@@ -92,7 +101,7 @@ def short(digest: Digest) -> str:
     return "bottom" if digest == BOTTOM else digest.hex()[:DIGITS]
 
 
-def event_text(event: Event) -> str:
+def event_text(event: Event) -> str:  # noqa: C901  # One case for each kind.
     """What a worker was told, in a line."""
     match event:
         case Received(peer, data):
@@ -106,9 +115,16 @@ def event_text(event: Event) -> str:
             return f"judged: approves {names or 'nobody'}"
         case Combined(_, model, radius):
             return f"combined {'nothing' if model is None else short(model)} radius {radius:.3g}"
-        case _:
-            name = getattr(event, "digest", None)
-            return type(event).__name__.lower() + (f" {short(name)}" if name else "")
+        case PayloadReady(digest, valid):
+            return f"has payload {short(digest)}" + ("" if valid else ", which is not valid")
+        case BlockReady(digest):
+            return f"has block {short(digest)}"
+        case ModelReady(digest):
+            return f"has model {short(digest)}"
+        case JobFailed(job):
+            return f"could not compute {type(job).__name__.lower()}"
+        case Start():
+            return "starts"
 
 
 def action_text(action: Action) -> str:  # noqa: C901  # One case for each kind.
@@ -123,10 +139,12 @@ def action_text(action: Action) -> str:  # noqa: C901  # One case for each kind.
         case Compute(job):
             return f"computes {type(job).__name__.lower()}"
         case Want(kind, digest, hints):
-            asked = ",".join(map(str, hints))
+            asked = ",".join(map(str, dict.fromkeys(hints)))
             return f"wants {kind.name.lower()} {short(digest)} of {asked or 'anybody'}"
         case Persist(_, blobs, finished):
-            return f"writes safety, {len(blobs)} blobs, {len(finished)} rounds"
+            named = [f"{kind.name.lower()} {short(digest)}" for kind, digest in blobs]
+            rounds = [f"r{item.certificate.round}" for item in finished]
+            return "writes " + ", ".join(["its state", *named, *rounds])
         case Commit(number, value, model, stepped, selected):
             chosen = "?" if selected is None else ",".join(map(str, selected))
             what = f"step {chosen}" if stepped else "no step"

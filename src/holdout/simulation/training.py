@@ -21,7 +21,7 @@ from holdout.errors import MisuseError
 from holdout.ids import Digest, ProposalId, WorkerId
 from holdout.rounds import admit_proposals, norm, shrink
 from holdout.simulation.booth import Sheet
-from holdout.simulation.central import _honest_proposals
+from holdout.simulation.central import honest_proposals
 from holdout.simulation.conspiracy import tell_lies
 from holdout.simulation.guard import attempt
 from holdout.simulation.learners import Learner
@@ -76,7 +76,7 @@ class RoundLearning:
     @cached_property
     def honest(self) -> dict[ProposalId, Tensor]:
         """The valid updates of honest proposers, as everybody will read them."""
-        received = _honest_proposals(self._stage)
+        received = honest_proposals(self._stage)
         admitted = admit_proposals(received, dimension=self._params.dimension)
         return {p: from_payload(to_payload(update)) for p, update in admitted.valid.items()}
 

@@ -11,14 +11,13 @@ from holdout.simulation.checkers import Checker, Violation
 from holdout.simulation.cluster import Cluster, found, usual_params
 from holdout.simulation.faults import (
     ALL_FAULTS,
-    SECOND,
     Fault,
     FaultPlan,
     RunType,
     draw_plan,
 )
-from holdout.simulation.network import CALM
-from holdout.simulation.trace import Trace
+from holdout.simulation.network import CALM, SECOND
+from holdout.simulation.trace import LEGEND, Trace
 
 TIMING = Timing(
     delay=100 * MILLISECOND,
@@ -105,6 +104,8 @@ def run_trial(trial: Trial, seed: int, trace: Trace | None = None) -> Outcome:
     checker = Checker(genesis)
     checker.attach(cluster, [worker for worker, _ in plan.liars])
     prepare(cluster, plan)
+    for line in (*LEGEND, *plan.describe()):
+        cluster.note(-1, line)
     return run_prepared(cluster, checker, plan, trial.rounds)
 
 
