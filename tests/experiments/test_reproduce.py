@@ -89,7 +89,7 @@ def test_an_interrupted_figure_goes_on_to_the_same_picture(real_data, tmp_path):
     data = real_data / "mnist"
     whole = reproduce("mnist", data=data, out=tmp_path / "whole", settings=TINY)
     assert [title for title, _ in whole.tables] == [
-        f"{panel.title} (2 of 100 rounds, 1 of 5 seeds, m_c 20)" for panel in FIGURES["mnist"]
+        f"{panel.title} (2 of 100 rounds, 1 of 5 seeds, B 10, m_c 20)" for panel in FIGURES["mnist"]
     ]
     assert [len(rows) for _, rows in whole.tables] == [6, 7, 7]
 

@@ -57,6 +57,42 @@ def test_combinations_equal_their_candidates(case, draw, around, count):
 
 
 @pytest.mark.parametrize("name", ["mlp", "lenet5"])
+@pytest.mark.parametrize("kept_floats", [0, 1 << 24])
+def test_what_is_kept_of_the_first_layer_serves_the_next_candidates(
+    name, kept_floats, draw, around, monkeypatch
+):
+    monkeypatch.setattr(scoring, "KEPT_FLOATS", kept_floats)
+    shape = (3, 16, 18)
+    model = build(MODELS[name], shape, 10, seed=0)
+    x, y = draw(shape, 70)
+    weights = flatten(model)
+    directions = around(torch.zeros_like(weights), 2)
+    tried = scoring.Combinations(model, weights, directions, x, y)
+    for count in (8, 3, 1, 8):
+        coefficients = torch.linspace(-1, 2, 2 * count).view(count, 2)
+        losses = tried.losses(coefficients)
+        assert_close(losses, plainly(model, weights + coefficients @ directions, x, y))
+        assert torch.equal(tried.losses(coefficients), losses)
+
+
+@pytest.mark.parametrize("name", ["mlp", "lenet5"])
+def test_the_first_layer_of_a_direction_is_computed_once(name, draw, around, monkeypatch):
+    shape = (3, 16, 16)
+    model = build(MODELS[name], shape, 10, seed=0)
+    x, y = draw(shape, 40)
+    weights = flatten(model)
+    heads = []
+    computed = scoring._head
+    monkeypatch.setattr(
+        scoring, "_head", lambda plan, vectors, x: heads.append(1) or computed(plan, vectors, x)
+    )
+    tried = scoring.Combinations(model, weights, around(torch.zeros_like(weights), 2), x, y)
+    for count in (8, 2, 5):
+        tried.losses(torch.linspace(0, 1, 2 * count).view(count, 2))
+    assert len(heads) == 1
+
+
+@pytest.mark.parametrize("name", ["mlp", "lenet5"])
 @pytest.mark.parametrize("samples", [31, 64, 97])
 def test_blocks_and_chunks_change_nothing(name, samples, draw, around, monkeypatch):
     shape = (1, 16, 16)

@@ -33,6 +33,7 @@ def test_nothing_is_lost(samples, background, share, seed):
     torch.testing.assert_close(found.dense(), x, rtol=1e-6, atol=1e-6)
     rows = torch.randint(0, samples, (7,), generator=torch.Generator().manual_seed(seed))
     torch.testing.assert_close(found.take(rows).dense(), x[rows], rtol=1e-6, atol=1e-6)
+    assert found.take(rows[:0]).dense().shape == (0, 2, 20)
     half = slice(samples // 3, samples)
     torch.testing.assert_close(found.block(half).dense(), x[half], rtol=1e-6, atol=1e-6)
 

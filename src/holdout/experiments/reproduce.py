@@ -8,7 +8,8 @@ both panels.
 
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from importlib.resources import files
 from pathlib import Path
 from types import MappingProxyType
@@ -21,7 +22,8 @@ from holdout.errors import RunFolderError
 from holdout.experiments.curves import TableRow, final_table, group
 from holdout.experiments.figures import panels_png
 from holdout.experiments.plan import Own, make_plan
-from holdout.experiments.runner import Watch, run
+from holdout.experiments.runner import Watch
+from holdout.experiments.together import Job, run_together
 from holdout.results import read_run, write_atomic
 
 FIGURE = "figure.png"
@@ -55,14 +57,15 @@ FIGURES: Mapping[str, Sequence[Panel]] = MappingProxyType(
 QUICK: Mapping[str, list[str]] = MappingProxyType(
     {
         "mnist": ["experiment.rounds=15", "experiment.seeds=[0]", "experiment.evaluate_every=3"],
-        # By the paper's step of 0.1 alone the network learns nothing in the first hundred rounds.
+        # By the paper's step of 0.1 alone the network learns nothing in the first hundred rounds;
+        # by this one the mean does where nobody lies. Smaller batches buy more rounds.
         "cifar10": [
-            "experiment.rounds=40",
+            "experiment.rounds=60",
             "experiment.seeds=[0]",
-            "experiment.evaluate_every=5",
-            "training.learning_rate=0.05",
+            "experiment.evaluate_every=10",
+            "training.batch_size=64",
             "training.momentum=0.9",
-            "vote.samples=200",
+            "vote.samples=50",
         ],
     }
 )
@@ -70,6 +73,7 @@ QUICK: Mapping[str, list[str]] = MappingProxyType(
 
 CHANGES: Mapping[tuple[str, str], str] = MappingProxyType(
     {
+        ("training", "batch_size"): "B",
         ("training", "learning_rate"): "learning rate",
         ("training", "momentum"): "momentum",
         ("vote", "samples"): "m_c",
@@ -111,12 +115,20 @@ def reproduce(
     ]
     # Read once for all panels, and before anything is written.
     own = Own(data=load(name, path=data, normalise=False))
-    for values in configs:
-        make_plan(values, own)
-    for panel, values in zip(panels, configs, strict=True):
-        folder = out / panel.name
-        begun = resume and (folder / results.CONFIG).exists()
-        run(values, out=folder, resume=begun, own=own, watch=watch(panel))
+    first, *others = (make_plan(values, own) for values in configs)
+    # In memory once, too: the settings are the same for all panels.
+    plans = [first, *(replace(plan, dataset=first.dataset) for plan in others)]
+    run_together(
+        [
+            Job(
+                plan,
+                out / panel.name,
+                resume=resume and (out / panel.name / results.CONFIG).exists(),
+                watch=partial(watch, panel),
+            )
+            for panel, plan in zip(panels, plans, strict=True)
+        ]
+    )
     return draw(name, out)
 
 

@@ -13,16 +13,21 @@ import torch
 import holdout
 from holdout import results
 from holdout.config import Config
-from holdout.errors import RunFolderError
 from holdout.experiments.curves import TableRow, final_table
+from holdout.experiments.places import (
+    Place,
+    check_fit,
+    notes_on_environment,
+    restore,
+    to_checkpoint,
+)
 from holdout.experiments.plan import Own, Plan, is_decentralized, make_plan
 from holdout.experiments.report import write_report
 from holdout.results import Checkpoint, RunFolder
 from holdout.rounds import RoundRecord
 from holdout.simulation import central, decentralized
-from holdout.simulation.agreed import chain_arrays
 from holdout.simulation.founding import notes_on
-from holdout.simulation.stage import State, first_state
+from holdout.simulation.stage import first_state
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,20 +85,20 @@ def run(
     plan = make_plan(config, own)
     notes = _tell(say, notes_on(plan.config))
     if out is None:
-        return _finish(plan, _run_curves(plan, None, None, [], watch), None, notes)
+        return finish(plan, _run_curves(plan, None, None, [], watch), None, notes)
     path = Path(out)
     if not resume:
         with results.create(path, plan.config.as_toml()) as folder:
-            return _finish(plan, _run_curves(plan, folder, None, [], watch), folder, notes)
+            return finish(plan, _run_curves(plan, folder, None, [], watch), folder, notes)
 
     def check(checkpoint: Checkpoint, done: Sequence[Mapping[str, Any]]) -> None:
-        _check_fit(plan, _restore(checkpoint), done)
+        check_fit(plan, restore(checkpoint), done)
 
     with results.resume(path, plan.config.as_dict(), check=check) as (folder, checkpoint):
         done = list(results.read_run(path).rounds)
-        notes += _tell(say, _notes(checkpoint, plan.config))
+        notes += _tell(say, notes_on_environment(checkpoint, environment(plan.config)))
         rounds = _run_curves(plan, folder, checkpoint, done, watch)
-        return _finish(plan, rounds, folder, notes)
+        return finish(plan, rounds, folder, notes)
 
 
 def _tell(say: Callable[[str], None] | None, notes: list[str]) -> list[str]:
@@ -103,14 +108,14 @@ def _tell(say: Callable[[str], None] | None, notes: list[str]) -> list[str]:
     return notes
 
 
-def environment(config: Config) -> dict[str, Any]:
-    """What, besides config and seed, decides the bytes of a result."""
+def environment(config: Config, *, threads: int | None = None) -> dict[str, Any]:
+    """What, besides config and seed, decides the bytes of a result; `threads`: of each curve."""
     return {
         "holdout": holdout.__version__,
         "python": platform.python_version(),
         "torch": torch.__version__,
         "numpy": np.__version__,
-        "threads": threads_of(config),
+        "threads": threads or threads_of(config),
         "machine": platform.machine(),
     }
 
@@ -123,15 +128,6 @@ def threads_of(config: Config) -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Place:
-    """The last complete round: in which curve, in what state, and how long the results were."""
-
-    curve: int
-    state: State | None
-    mark: results.Mark | None
-
-
 def _run_curves(
     plan: Plan,
     folder: RunFolder | None,
@@ -139,24 +135,24 @@ def _run_curves(
     rounds: list[Mapping[str, Any]],
     watch: Watch | None,
 ) -> list[Mapping[str, Any]]:
-    place = _restore(checkpoint)
+    place = restore(checkpoint)
     before = torch.get_num_threads()
     torch.set_num_threads(threads_of(plan.config))
     try:
         while place.curve < len(plan.curves):
-            place = _run_curve(plan, place, folder, rounds, watch)
+            place = run_curve(plan, place, folder, rounds, watch)
     finally:
         torch.set_num_threads(before)
     return rounds
 
 
-def _run_curve(
+def run_curve(
     plan: Plan,
-    place: _Place,
+    place: Place,
     folder: RunFolder | None,
     rounds: list[Mapping[str, Any]],
     watch: Watch | None,
-) -> _Place:
+) -> Place:
     """Run one curve to its end; the place before the next one."""
     experiment = plan.config.experiment
     total = experiment.rounds * len(plan.curves)
@@ -164,6 +160,7 @@ def _run_curve(
     curve, seed = plan.curves[number]
     federation = plan.federation(curve, seed)
     state = place.state or first_state(federation)
+    now = environment(plan.config, threads=torch.get_num_threads())
     serverless = is_decentralized(plan.config, curve.rule)
     run_round = decentralized.run_round if serverless else central.run_round
     try:
@@ -172,122 +169,38 @@ def _run_curve(
             line = record.as_dict()
             mark = folder.append(line) if folder else None
             # One assignment: an interruption leaves the place before or after the round.
-            place = _Place(number, state, mark)
+            place = Place(number, state, mark)
             rounds.append(results.jsonable(line))
             if folder and mark and record.accuracy is not None and state.round < experiment.rounds:
-                folder.save(_checkpoint(place, plan.config), mark)
+                folder.save(to_checkpoint(place, now), mark)
             if watch:
                 done = number * experiment.rounds + state.round
                 watch(Progress(record, done, total))
     except KeyboardInterrupt:
         if folder and place.mark:
-            folder.save(_checkpoint(place, plan.config), place.mark)
+            folder.save(to_checkpoint(place, now), place.mark)
         raise
-    place = _Place(number + 1, None, None)
+    place = Place(number + 1, None, None)
     if folder:
-        folder.save(_checkpoint(place, plan.config), folder.mark())
+        folder.save(to_checkpoint(place, now), folder.mark())
     return place
 
 
-def _finish(
+def finish(
     plan: Plan,
     rounds: Sequence[Mapping[str, Any]],
     folder: RunFolder | None,
     notes: Sequence[str] = (),
+    *,
+    threads: int | None = None,
 ) -> Result:
+    """The result of all curves; into the folder go its summary and report."""
     summary = results.summarise(
-        rounds, config=plan.config.as_dict(), environment=environment(plan.config)
+        rounds,
+        config=plan.config.as_dict(),
+        environment=environment(plan.config, threads=threads),
     )
     if folder:
         folder.write(results.SUMMARY, results.to_json(summary, indent=1) + "\n")
         write_report(folder.path)
     return Result(plan.config, rounds, summary, folder.path if folder else None, notes)
-
-
-def _checkpoint(place: _Place, config: Config) -> Checkpoint:
-    state = place.state
-    arrays = {}
-    meta: dict[str, Any] = {"curve": place.curve, "environment": environment(config)}
-    if state is not None:
-        meta.update(round=state.round, radius=state.radius, diverged=state.diverged)
-        tensors = {
-            "weights": state.weights,
-            "velocity": state.velocity,
-            "last_honest": state.last_honest,
-        }
-        arrays = {name: tensor.numpy() for name, tensor in tensors.items() if tensor is not None}
-        arrays |= chain_arrays(state)
-    return Checkpoint(meta, arrays)
-
-
-def _restore(checkpoint: Checkpoint | None) -> _Place:
-    if checkpoint is None:
-        return _Place(0, None, None)
-    meta = checkpoint.meta
-    try:
-        if "round" not in meta:
-            return _Place(int(meta["curve"]), None, None)
-        tensors = {
-            name: torch.from_numpy(checkpoint.arrays[name])
-            for name in ("weights", "velocity", "last_honest")
-            if name in checkpoint.arrays
-        }
-        state = State(
-            round=meta["round"],
-            weights=tensors["weights"],
-            velocity=tensors.get("velocity"),
-            radius=meta["radius"],
-            last_honest=tensors.get("last_honest"),
-            diverged=meta["diverged"],
-        )
-        return _Place(int(meta["curve"]), decentralized.resumed(checkpoint.arrays, state), None)
-    except (KeyError, TypeError, ValueError) as error:
-        raise _misfit(str(error)) from error
-
-
-def _check_fit(plan: Plan, place: _Place, done: Sequence[Mapping[str, Any]]) -> None:
-    """Refuse a place that this plan cannot have come to with these rounds."""
-    # Without a state, the place is between two curves: the rounds end with the one before.
-    ended = place.curve if place.state else place.curve - 1
-    if not 0 <= ended < len(plan.curves):
-        raise _misfit(f"curve {place.curve} of {len(plan.curves)}")
-    curve, seed = plan.curves[ended]
-    expected = {"rule": curve.rule, "attack": curve.attack, "seed": seed}
-    if place.state:
-        expected["round"] = place.state.round
-        federation = plan.federation(curve, seed)
-        _check_shapes(place.state, like=federation.initial_weights)
-        if is_decentralized(plan.config, curve.rule):
-            fault = decentralized.misfit(federation, curve.rule, place.state)
-            if fault is not None:
-                raise _misfit(fault)
-    if not done or any(done[-1].get(key) != value for key, value in expected.items()):
-        raise _misfit(f"{results.ROUNDS} does not end with {expected}")
-
-
-def _check_shapes(state: State, *, like: torch.Tensor) -> None:
-    for name in ("weights", "velocity", "last_honest"):
-        tensor = getattr(state, name)
-        if tensor is None:
-            continue
-        shape = (*tensor.shape[:1], *like.shape) if name == "last_honest" else like.shape
-        if tensor.shape != shape or tensor.dtype != like.dtype:
-            raise _misfit(f"{name}: {tensor.dtype} of shape {tuple(tensor.shape)}")
-
-
-def _misfit(what: str) -> RunFolderError:
-    return RunFolderError(
-        f"{results.CHECKPOINT} does not fit the run ({what}); the run cannot be resumed"
-    )
-
-
-def _notes(checkpoint: Checkpoint | None, config: Config) -> list[str]:
-    if checkpoint is None:
-        return []
-    then, now = checkpoint.meta.get("environment", {}), environment(config)
-    changed = [
-        f"{key} was {then.get(key)}, is {now[key]}" for key in now if then.get(key) != now[key]
-    ]
-    if not changed:
-        return []
-    return [f"resumed in another environment ({'; '.join(changed)}): bytes may differ"]

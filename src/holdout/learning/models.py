@@ -7,6 +7,7 @@ changes another's result. `build` refuses what is not, before a run has cost any
 
 import math
 from collections.abc import Callable, Mapping
+from threading import RLock
 from types import MappingProxyType
 from typing import TypeVar
 
@@ -52,12 +53,15 @@ def lenet5(shape: tuple[int, ...], classes: int) -> nn.Module:
     )
 
 
+_GENERATOR = RLock()
+"""Torch's own generator is that of all threads."""
+
 MODELS: Mapping[str, ModelFactory] = MappingProxyType({"mlp": mlp, "lenet5": lenet5})
 
 
 def build(factory: ModelFactory, shape: tuple[int, ...], classes: int, *, seed: int) -> nn.Module:
     """The factory's model with weights decided by the seed; a ModelError if it cannot be used."""
-    with torch.random.fork_rng(devices=[]):
+    with _GENERATOR, torch.random.fork_rng(devices=[]):
         # Not torch.manual_seed, which also reseeds devices that fork_rng was told to leave out.
         torch.default_generator.manual_seed(seed)
         model = _call(lambda: factory(shape, classes), "the factory failed", shape, classes)

@@ -5,10 +5,10 @@ of the shared input with the candidates' stacked weights. Later inputs differ; t
 run as one batched product, convolutions as one with a group for each candidate. Samples are taken
 in blocks whose activations stay in the cache.
 
-Where candidates are combinations of a few directions (a line search), a first layer that is a
-matrix product is applied once to each direction, and the outputs are combined instead. (For a
-convolution with few inputs, combining is no less work than computing.) Samples that are mostly
-background may come as `Sparse` ones, of which that first product is much cheaper.
+Where candidates are combinations of a few directions (a line search), the first layer is applied
+once to each direction, and the outputs are combined instead: by a matrix product or, of images, a
+convolution of single pixels. Samples that are mostly background may come as `Sparse` ones, of which
+the first product of a linear layer is much cheaper.
 
 Activations of m candidates on n samples are (m, width, n) after a linear layer and
 (n, m * channels, height, width), channels last in memory, after a convolution.
@@ -20,6 +20,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
+from torch.nn import functional as F  # noqa: N812
 
 from holdout.errors import MisuseError
 from holdout.learning import layers, threads, vector
@@ -33,8 +34,8 @@ BLOCK_SAMPLES_UNIT = 16
 BLOCK_SAMPLES_GENERAL = 250
 # Floats of candidates handled at once, so that memory stays bounded however many there are.
 CHUNK_FLOATS = 1 << 24
-# Floats of the first layer's outputs kept for a line search on some samples: 32 MB.
-KEPT_FLOATS = 1 << 23
+# Floats of the first layer's outputs kept for a line search on some samples: 64 MB.
+KEPT_FLOATS = 1 << 24
 
 Samples = Tensor | Sparse
 Head = Callable[[slice], Tensor]
@@ -127,7 +128,7 @@ class Combinations:
         losses = torch.empty(len(coefficients), len(self._y))
         plan = self._plan
         with torch.no_grad():
-            if plan is not None and _pays(plan.first, len(self._base), len(coefficients)):
+            if plan is not None and self._pays(plan.first, len(coefficients)):
                 try:
                     self._combine(plan, coefficients, losses)
                 except _OverflowError:
@@ -139,49 +140,72 @@ class Combinations:
                 losses[rows] = sample_losses(self._model, candidates, self._x, self._y)
         return losses
 
+    def _pays(self, first: Affine, candidates: int) -> bool:
+        """Whether combining outputs is less work than computing each candidate's own."""
+        fan_in = first.module.weight[0].numel()
+        if isinstance(first.module, nn.Conv2d):
+            # A combination multiplies every output channel of every direction.
+            fan_in //= 2 * first.module.out_channels
+        # One direction more than candidates is no loss, since the next time all are there.
+        kept, few = self._outputs is not None, len(self._base) <= candidates + 1
+        return len(self._base) <= fan_in and (kept or few)
+
     def _combine(self, plan: _Plan, coefficients: Tensor, losses: Tensor) -> None:
         mix = torch.cat([torch.ones(len(coefficients), 1), coefficients], dim=1)
         later = self._base[:, plan.first.stop :]
         apply = self._first_layer(plan)
         for rows in _chunks(len(mix), later.shape[1], plan.widest):
+            combine = _mixer(plan.first, mix[rows])
 
-            def head(block: slice, shares: Tensor = mix[rows]) -> Tensor:
-                z = apply(block)
-                # Times a coefficient of zero, infinity would be NaN where the candidate is fine.
-                # (A sum of finite numbers may overflow too: the long way is then for nothing.)
-                if not z.sum().isfinite():
-                    raise _OverflowError
-                return (shares @ z.flatten(1)).view(len(shares), *z.shape[1:]).transpose(1, 2)
+            def head(block: slice, combine: Callable[[Tensor], Tensor] = combine) -> Tensor:
+                return combine(apply(block))
 
             _run(plan, head, mix[rows] @ later, self._y, losses[rows])
 
     def _first_layer(self, plan: _Plan) -> Head:
-        """What the first layer gives for each direction, (directions, block, outputs)."""
+        """The first layer of each direction: (directions, block, outputs), or images of all."""
+        images = isinstance(plan.first.module, nn.Conv2d)
         if self._outputs is not None:
             outputs = self._outputs
-            return lambda block: outputs[:, block]
+            return lambda block: outputs[block] if images else outputs[:, block]
         first, count = _head(plan, self._base, self._x), len(self._base)
-        if count * len(self._y) * plan.first.width > KEPT_FLOATS:
-            return lambda block: first(block).transpose(1, 2)
-        kept = torch.empty(count, len(self._y), plan.first.width)
+
+        def apply(block: slice) -> Tensor:
+            z = first(block)
+            # Times a coefficient of zero, infinity would be NaN where the candidate is fine.
+            # (A sum of finite numbers may overflow too: the long way is then for nothing.)
+            if not z.sum().isfinite():
+                raise _OverflowError
+            return z if images else z.transpose(1, 2)
+
+        samples, width = len(self._y), plan.first.width
+        if not 0 < count * samples * width <= KEPT_FLOATS:
+            return apply
+        kept = torch.empty(count, samples, width)
+        if images:
+            shape = (samples, *first(slice(0, 1)).shape[1:])
+            kept = torch.empty(shape, memory_format=torch.channels_last)
 
         def fill(block: slice) -> None:
             with torch.no_grad():
-                kept[:, block] = first(block).transpose(1, 2)
+                (kept[block] if images else kept[:, block]).copy_(apply(block))
 
-        threads.run_all(fill, _blocks(len(self._y), count * plan.first.width))
+        threads.run_all(fill, _blocks(samples, count * width))
         self._outputs = kept
-        return lambda block: kept[:, block]
+        return self._first_layer(plan)
+
+
+def _mixer(first: Affine, shares: Tensor) -> Callable[[Tensor], Tensor]:
+    """From what the first layer gives for each direction to what it gives for each candidate."""
+    if isinstance(first.module, nn.Conv2d):
+        kernels = torch.kron(shares, torch.eye(first.module.out_channels))[:, :, None, None]
+        kernels = kernels.contiguous(memory_format=torch.channels_last)
+        return lambda z: F.conv2d(z, kernels)
+    return lambda z: (shares @ z.flatten(1)).view(len(shares), *z.shape[1:]).transpose(1, 2)
 
 
 class _OverflowError(Exception):
     """A direction alone leaves the floats' range, though its combinations may not."""
-
-
-def _pays(first: Affine, directions: int, candidates: int) -> bool:
-    """Whether combining outputs is less work than computing each candidate's own."""
-    fan_in = first.module.weight[0].numel()
-    return isinstance(first.module, nn.Linear) and directions < min(candidates, fan_in)
 
 
 def _head(plan: _Plan, vectors: Tensor, x: Samples) -> Head:

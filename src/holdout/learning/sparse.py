@@ -9,7 +9,9 @@ of the full product, and the result is the same to rounding.
 
 from collections.abc import MutableMapping
 from dataclasses import dataclass
+from threading import Lock
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
@@ -58,13 +60,19 @@ class Sparse:
 
     def take(self, rows: Tensor) -> "Sparse":
         """The samples in those rows, in that order."""
-        lengths = self.starts.diff()[rows]
+        begins, ends = self.starts[rows], self.starts[rows + 1]
         starts = torch.zeros(len(rows) + 1, dtype=torch.int64)
-        torch.cumsum(lengths, 0, out=starts[1:])
-        shift = torch.repeat_interleave(self.starts[rows] - starts[:-1], lengths)
-        places = shift.add_(torch.arange(len(shift)))
+        torch.cumsum(ends - begins, 0, out=starts[1:])
         shape = torch.Size((len(rows), *self.shape[1:]))
-        return Sparse(shape, self.background, starts, self.columns[places], self.values[places])
+        if len(rows) == 0:
+            return Sparse(shape, self.background, starts, self.columns[:0], self.values[:0])
+        # Whole runs are copied: half the time of gathering number by number.
+        runs = [slice(*pair) for pair in zip(begins.tolist(), ends.tolist(), strict=True)]
+        columns, values = (
+            torch.from_numpy(np.concatenate([numbers[run] for run in runs]))
+            for numbers in (self.columns.numpy(), self.values.numpy())
+        )
+        return Sparse(shape, self.background, starts, columns, values)
 
     def dense(self) -> Tensor:
         """The samples in full."""
@@ -110,12 +118,14 @@ def of(x: Tensor) -> Sparse | None:
     """
     # The version counts changes in place: what was found before one of them is no longer so.
     version = x._version  # noqa: SLF001 - torch has no other name for it.
-    known = _KNOWN.get(x)
-    if known is None or known[0] != version:
-        known = _KNOWN[x] = (version, _compress(x))
-    return known[1]
+    with _KNOWING:
+        known = _KNOWN.get(x)
+        if known is None or known[0] != version:
+            known = _KNOWN[x] = (version, _compress(x))
+        return known[1]
 
 
+_KNOWING = Lock()
 _KNOWN: MutableMapping[Tensor, tuple[int, Sparse | None]] = WeakTensorKeyDictionary()
 
 

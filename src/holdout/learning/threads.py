@@ -23,7 +23,7 @@ def run_all(work: Callable[[T], None], pieces: Sequence[T]) -> None:
         for piece in pieces:
             work(piece)
         return
-    tasks = [_pool(count).submit(work, piece) for piece in pieces]
+    tasks = [pool(count).submit(work, piece) for piece in pieces]
     # All end before anything is raised: nobody writes into the caller's tensors afterwards.
     wait(tasks)
     for task in tasks:
@@ -31,14 +31,15 @@ def run_all(work: Callable[[T], None], pieces: Sequence[T]) -> None:
 
 
 @cache
-def _pool(count: int) -> ThreadPoolExecutor:
+def pool(count: int) -> ThreadPoolExecutor:
+    """So many threads, to each of which torch gives one core."""
     before = torch.get_num_threads()
-    pool = ThreadPoolExecutor(count, "holdout", _use_one_thread)
+    executor = ThreadPoolExecutor(count, "holdout", _use_one_thread)
     started = Barrier(count)
-    wait([pool.submit(started.wait) for _ in range(count)])
+    wait([executor.submit(started.wait) for _ in range(count)])
     # What one thread sets for itself, torch tells everybody.
     torch.set_num_threads(before)
-    return pool
+    return executor
 
 
 def _use_one_thread() -> None:

@@ -91,14 +91,13 @@ class DeployedVote:
         shrunk = torch.stack([shrink(u, length, radius) for u, length in updates])
         return scores.losses(shrunk, voters)
 
-    def honest_losses_in_sizes(
-        self, scores: HoldoutScores, radii: Sequence[float], voters: Sequence[int]
+    def honest_losses_in_size(
+        self, scores: HoldoutScores, radius: float, voters: Sequence[int]
     ) -> Tensor:
-        """The same for several radii, (voters, radii, updates)."""
+        """The same where further radii will be asked for: those then cost little."""
         lengths = torch.tensor(self._norms, dtype=torch.float64)
-        limits = torch.tensor(radii, dtype=torch.float64)[:, None]
-        scales = torch.where(lengths <= limits, 1.0, limits / lengths).float()
-        return scores.scaled_losses(self._stacked, scales, voters)
+        scales = torch.where(lengths <= radius, 1.0, radius / lengths).float()
+        return scores.scaled_losses(self._stacked, scales[None], voters)[:, 0]
 
     def _line(self, base: Tensor, direction: Tensor, strengths: Sequence[float]) -> _Line:
         lengths = _lengths(base, direction, strengths)
@@ -236,25 +235,20 @@ class _Poll:
         )
 
     def _hear_of_honest(self, place: int, voters: Sequence[WorkerId]) -> None:
-        """At this strength's radius and, where it costs little, those of the rest of its batch."""
+        """At this strength's radius."""
         if not voters:
             return
-        vote, radii = self._vote, self._line.radii
+        vote, radius = self._vote, self._line.radii[place]
         scores, numbers = vote.judges.ask(voters)
-        sizes: list[float | None] = list(
-            dict.fromkeys(radii[place : place - place % BATCH + BATCH])
-        )
-        bounds = [radius for radius in sizes if radius is not None]
-        if len(bounds) > 1 and vote.honest and scores.shares_sizes:
-            table = vote.honest_losses_in_sizes(scores, bounds, numbers).tolist()
+        ahead = self._line.radii[place : place - place % BATCH + BATCH]
+        if radius is not None and len(set(ahead)) > 1 and vote.honest and scores.shares_sizes:
+            table = vote.honest_losses_in_size(scores, radius, numbers).tolist()
         else:
-            sizes = [radii[place]]
-            table = vote.honest_losses(scores, radii[place], numbers)[:, None].tolist()
-        for voter, number, rows in zip(voters, numbers, table, strict=True):
-            for radius, row in zip(sizes, rows, strict=True):
-                losses = dict(zip(vote.honest, row, strict=True))
-                marks = Marks(losses, partial(_current_loss, scores, number))
-                self._honest.setdefault(radius, {})[voter] = marks
+            table = vote.honest_losses(scores, radius, numbers).tolist()
+        for voter, number, row in zip(voters, numbers, table, strict=True):
+            losses = dict(zip(vote.honest, row, strict=True))
+            marks = Marks(losses, partial(_current_loss, scores, number))
+            self._honest.setdefault(radius, {})[voter] = marks
 
     def _ballot(self, *, honest: float, lie: float) -> list[ProposalId]:
         """That of a voter for whom all honest updates do alike."""
