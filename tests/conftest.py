@@ -1,6 +1,7 @@
 """Options and fixtures that all tests share."""
 
 import os
+import signal
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,12 @@ import torch
 ROOT = Path(__file__).resolve().parent.parent
 REAL_DATA = Path(os.environ.get("HOLDOUT_TEST_DATA") or ROOT.parent / "shared" / "data")
 """A folder with `mnist` and `cifar10`, the official files in each."""
+
+
+def pytest_configure():
+    # A shell starts what runs in its background deaf to Ctrl-C, and so would be what tests start.
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_addoption(parser):
