@@ -58,8 +58,7 @@ def _deployed_times() -> dict[str, float]:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         out = folder / "times.json"
-        # The server's app takes its times with `bench.measure`.
-        with deploy.deployed(folder, NODES, {"PYTHONPATH": str(ROOT)}) as deployment:
+        with deploy.deployed(folder, NODES, {}) as deployment:
             deployment.flwr(
                 "run", str(APP), "deployment", "--run-config", f'out="{out}" nodes={NODES}'
             )
