@@ -15,6 +15,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import holdout.simulation.trial  # noqa: F401 - For what it loads: see `_version`.
 from holdout.results import write_atomic
 
 ROOT = Path(__file__).parent.parent
@@ -64,16 +65,21 @@ def _left(state: dict[str, Any], workers: int, _byzantine: int, seeds: int, _ste
 
 
 def _read() -> dict[str, Any]:
-    source = hashlib.sha256()
-    for folder in ("agreement", "simulation"):
-        for path in sorted((ROOT / "src" / "holdout" / folder).glob("*.py")):
-            source.update(path.read_bytes())
-    version = source.hexdigest()
+    version = _version()
     if STATE.exists():
         state: dict[str, Any] = json.loads(STATE.read_text())
         if state.get("version") == version:
             return state
     return {"version": version, "done": {}}
+
+
+def _version() -> str:
+    """Of the modules that a run of the simulator loads."""
+    parts = ("holdout.agreement", "holdout.simulation", "holdout.voting")
+    source = hashlib.sha256()
+    for name in sorted(name for name in sys.modules if name.startswith(parts)):
+        source.update(Path(str(sys.modules[name].__file__)).read_bytes())
+    return source.hexdigest()
 
 
 def _say(text: str) -> None:
