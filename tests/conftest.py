@@ -6,10 +6,15 @@ from pathlib import Path
 
 import pytest
 import torch
+from hypothesis import settings
 
 ROOT = Path(__file__).resolve().parent.parent
 REAL_DATA = Path(os.environ.get("HOLDOUT_TEST_DATA") or ROOT.parent / "shared" / "data")
 """A folder with `mnist` and `cifar10`, the official files in each."""
+
+# A machine may be busy: no example fails for being slow.
+settings.register_profile("holdout", settings(settings.default, deadline=None))
+settings.load_profile("holdout")
 
 
 def pytest_configure():

@@ -5,7 +5,7 @@ from fractions import Fraction
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from holdout.rounds import (
@@ -183,7 +183,6 @@ def on_an_axis(length):
     return torch.tensor([0.0, float(length), 0.0, 0.0], dtype=torch.float64).float()
 
 
-@settings(deadline=None)
 @given(st.lists(st.lists(lengths, max_size=7), max_size=8))
 def test_the_radius_follows_the_median_norm_at_a_limited_rate(rounds):
     radius = expected = None
@@ -200,7 +199,6 @@ def test_the_radius_follows_the_median_norm_at_a_limited_rate(rounds):
             assert norm(after) == pytest.approx(min(before, radius), rel=1e-6)
 
 
-@settings(deadline=None)
 @given(
     st.lists(st.floats(-(2.0**127), 2.0**127, width=32), min_size=1, max_size=20),
     st.floats(0, 1e39, allow_subnormal=False),

@@ -4,7 +4,7 @@ import hashlib
 import itertools
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from holdout.seeds import Stream, stream
@@ -61,7 +61,6 @@ def test_every_ordered_sample_is_equally_likely(count):
     assert chi_square(outcomes.values(), draws / k) < (k - 1) + 5 * (2 * k) ** 0.5, outcomes
 
 
-@settings(deadline=None)
 @given(st.integers(), st.integers(0, 60), st.data())
 def test_a_sample_never_repeats_and_leaves_the_items_alone(seed, size, data):
     count = data.draw(st.integers(0, size))
@@ -83,7 +82,6 @@ def test_one_outcome_is_certain():
     assert [source.below(1) for _ in range(10)] == [0] * 10
 
 
-@settings(deadline=None)
 @given(st.integers(), st.text(), st.integers())
 def test_the_same_name_gives_the_same_stream(seed, word, number):
     first, second = stream(seed, word, number), stream(seed, word, number)

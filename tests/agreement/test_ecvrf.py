@@ -113,7 +113,7 @@ def test_signatures_match_the_examples_of_the_rfc(vector):
     assert VERIFIER.signature(public, message, signature)
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(st.binary(min_size=32, max_size=32), st.binary(max_size=200))
 def test_whatever_is_proved_is_verified(seed, alpha):
     key = ecvrf.SecretKey.from_seed(seed)
@@ -124,7 +124,7 @@ def test_whatever_is_proved_is_verified(seed, alpha):
     assert ecvrf.verify(KEY.public, alpha, proof) is None
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(st.binary(max_size=90), st.binary(max_size=40), st.binary(max_size=90))
 def test_no_bytes_raise(public, alpha, proof):
     assert ecvrf.verify(public, alpha, proof) is None

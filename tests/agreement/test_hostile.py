@@ -126,7 +126,7 @@ class Liar:
 
 
 @given(st.data())
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 def test_whatever_a_member_signs_and_a_peer_asks_nothing_raises(draw):
     world = pickle.loads(BLOCKED)
     player, liar = world.players[0], Liar(world, draw.draw)
@@ -140,7 +140,7 @@ def test_whatever_a_member_signs_and_a_peer_asks_nothing_raises(draw):
 
 
 @given(st.data())
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_no_block_whatever_it_says_makes_a_player_raise(draw):
     """The header's fields and the lists of a real block at random, committed to by right roots."""
     world = pickle.loads(BLOCKED)

@@ -61,7 +61,7 @@ def test_a_player_goes_on_the_same_after_a_pickle_round_trip():
 
 
 @given(data=st.binary(max_size=300))
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 def test_any_bytes_are_a_counted_rejection(data):
     actions = TALKED.players[0].handle(ev.Received(1, data), TALKED.now)
     assert [type(action) for action in actions] == [ev.Reject]
@@ -85,7 +85,7 @@ SAID = [
 
 
 @given(st.data())
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 def test_a_damaged_message_never_raises_and_is_never_counted(draw):
     data = bytearray(draw.draw(st.sampled_from(SAID)))
     place = draw.draw(st.integers(0, len(data) - 1))
@@ -99,7 +99,7 @@ def test_a_damaged_message_never_raises_and_is_never_counted(draw):
 
 
 @given(st.lists(st.integers(0, 10_000), min_size=1, max_size=60), st.integers(0, 3))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_whatever_the_schedule_nobody_contradicts_itself(choices, seed):
     """Random deliveries, losses, deadlines, crashes and lies; local invariants after each."""
     world = World(4, (3,), seed=seed)

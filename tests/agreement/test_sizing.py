@@ -171,7 +171,7 @@ def test_a_public_committee_is_the_smallest(n, liars, risk):
     assert made == Committee(*expected or (n, 2 * n // 3 + 1))
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(st.integers(4, 80), st.data())
 def test_publicly_drawn_voters_are_the_fewest(n, data):
     liars = data.draw(st.integers(0, (n - 1) // 3))
@@ -188,7 +188,7 @@ def test_publicly_drawn_voters_are_the_fewest(n, data):
     assert sizing.voters(n, liars, f, STRICT, RoleDraw.FIXED) == expected
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.integers(1, 400), st.data())
 def test_there_are_always_sizes_and_they_keep_what_they_promise(n, data):
     liars = data.draw(st.integers(0, (n - 1) // 3))
@@ -230,7 +230,7 @@ def test_one_vote_less_is_too_few_at_the_limit():
 # --- Tails ---
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.integers(0, 3000), st.integers(1, 3000), st.data())
 def test_binomial_tails_agree_with_scipy(trials, population, data):
     tau = data.draw(st.integers(0, population))
@@ -241,7 +241,7 @@ def test_binomial_tails_agree_with_scipy(trials, population, data):
     assert math.fsum(law.mass) == pytest.approx(1.0)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.integers(1, 2000), st.data())
 def test_hypergeometric_tails_agree_with_scipy(population, data):
     marked = data.draw(st.integers(0, population))

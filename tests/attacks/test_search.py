@@ -5,7 +5,7 @@ import itertools
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from holdout.attacks import ATTACKS, DeployedRule
@@ -15,7 +15,6 @@ from holdout.rules import RULES, bulyan_choice, krum_choice, multi_krum_choice
 LINE = (torch.zeros(3), torch.ones(3))
 
 
-@settings(deadline=None)
 @given(st.floats(0.001, 1e4))
 def test_the_ladder_climbs_in_small_steps_from_zero_to_the_maximum(maximum):
     ladder = strengths(maximum)
@@ -28,7 +27,6 @@ def test_the_ladder_climbs_in_small_steps_from_zero_to_the_maximum(maximum):
         assert high == pytest.approx(max(low + STEP, low * GROWTH), abs=1e-4)
 
 
-@settings(deadline=None)
 @given(st.floats(0.001, 1e3), st.floats(0.001, 1e3))
 def test_a_higher_maximum_only_adds_rungs(low, high):
     low, high = sorted((low, high))
@@ -39,7 +37,6 @@ def test_a_maximum_of_zero_is_a_ladder_of_one_rung():
     assert strengths(0.0) == [0.0]
 
 
-@settings(deadline=None)
 @given(st.floats(-1, 40), st.floats(0, 30))
 def test_inflation_ends_at_the_last_rung_that_is_selected(limit, maximum):
     asked = []

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from holdout.data import files, formats
@@ -18,8 +18,6 @@ from holdout.data.datasets import Dataset, load
 from holdout.data.files import read_known
 from holdout.data.formats import read_cifar, read_idx, read_npz
 from holdout.errors import DataError
-
-patient = settings(deadline=None)  # The machine may be busy with other things.
 
 HERE = Path("a-file")
 IMAGES = np.arange(2 * 3 * 4, dtype=np.uint8).reshape(2, 3, 4)
@@ -284,7 +282,6 @@ def fuzz_folder(tmp_path_factory, digits):
     return folder
 
 
-@patient
 @given(data=st.data())
 def test_any_bytes_as_an_idx_file_give_a_dataset_or_a_data_error(fuzz_folder, digits, data):
     name = data.draw(st.sampled_from(sorted(digits)))
@@ -296,7 +293,6 @@ def test_any_bytes_as_an_idx_file_give_a_dataset_or_a_data_error(fuzz_folder, di
         (fuzz_folder / name).write_bytes(digits[name])
 
 
-@patient
 @given(data=st.data())
 def test_any_bytes_as_a_compressed_file_give_a_dataset_or_a_data_error(fuzz_folder, digits, data):
     name = "t10k-labels-idx1-ubyte"
@@ -311,7 +307,6 @@ def test_any_bytes_as_a_compressed_file_give_a_dataset_or_a_data_error(fuzz_fold
         (fuzz_folder / name).write_bytes(digits[name])
 
 
-@patient
 @given(data=st.data())
 def test_any_bytes_as_a_cifar_batch_give_arrays_or_a_data_error(cifar, data):
     content = data.draw(damaged(cifar(np.zeros((1, 3, 32, 32)), [3])[:400]))
@@ -323,7 +318,6 @@ def test_any_bytes_as_a_cifar_batch_give_arrays_or_a_data_error(cifar, data):
     assert labels.max() < 10
 
 
-@patient
 @given(data=st.data())
 def test_any_bytes_as_an_npz_file_give_a_dataset_or_a_data_error(fuzz_folder, npz, data):
     path = fuzz_folder / "own.npz"
@@ -331,7 +325,6 @@ def test_any_bytes_as_an_npz_file_give_a_dataset_or_a_data_error(fuzz_folder, np
     assert_dataset_or_data_error("npz", path)
 
 
-@patient
 @given(header=st.text(max_size=80) | st.from_regex(r"\{'descr': '.{0,4}', 'shape': \(.{0,9}\)\}"))
 def test_any_npy_header_gives_a_dataset_or_a_data_error(fuzz_folder, npz, header):
     path = fuzz_folder / "own.npz"

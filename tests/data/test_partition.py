@@ -2,13 +2,11 @@
 
 import numpy as np
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from holdout.data.partition import KINDS, partition
 from holdout.errors import DataError
-
-patient = settings(deadline=None)  # The machine may be busy with other things.
 
 LABELS = np.random.Generator(np.random.Philox(1)).integers(0, 10, 3000)
 
@@ -46,7 +44,6 @@ def skew(alpha):
 
 
 @pytest.mark.parametrize("kind", ["iid", "balanced", "dirichlet"])
-@patient
 @given(problem=problems())
 def test_every_worker_holds_exactly_the_asked_number_of_different_rows(kind, problem):
     held = partition(kind, **problem)
@@ -58,7 +55,6 @@ def test_every_worker_holds_exactly_the_asked_number_of_different_rows(kind, pro
         assert rows.max() < len(problem["labels"])
 
 
-@patient
 @given(problem=problems(), labels_per_worker=st.integers(1, 6))
 def test_shards_hold_exactly_the_asked_number_of_labels_as_equally_as_possible(
     problem, labels_per_worker
@@ -76,7 +72,6 @@ def test_shards_hold_exactly_the_asked_number_of_labels_as_equally_as_possible(
         assert_level(counts, available)
 
 
-@patient
 @given(problem=problems())
 def test_balanced_takes_as_equally_as_the_classes_allow(problem):
     available = np.bincount(problem["labels"], minlength=problem["classes"])

@@ -145,7 +145,7 @@ def test_the_order_differs_between_voters_and_names_are_put_right():
     assert all(ballot == sorted(best) for ballot in line["ballots"])
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(
     st.lists(
         st.one_of(

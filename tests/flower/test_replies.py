@@ -258,7 +258,7 @@ any_content = st.builds(
 )
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(st.lists(any_content, min_size=3, max_size=3))
 def test_random_records_in_proposals_and_ballots_never_stop_a_round(garbage):
     """Three of ten nodes answer everything with garbage; the model stays finite throughout."""

@@ -118,7 +118,7 @@ def test_the_general_path_takes_blocks_too(draw, around, monkeypatch):
     assert_close(sample_losses(model, candidates, x, y), plainly(model, candidates, x, y))
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     count=st.integers(1, 40),
     directions=st.integers(0, 5),

@@ -19,7 +19,7 @@ def mostly_background(samples=50, shape=(1, 6, 6), background=-0.4, share=0.2, s
     return x, torch.randint(0, 10, (samples,), generator=generator)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     samples=st.integers(1, 40),
     background=st.floats(-3, 3, width=32),

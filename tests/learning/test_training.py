@@ -83,7 +83,7 @@ def test_gradients_agree_with_finite_differences():
     torch.testing.assert_close(row, torch.tensor(slopes), rtol=1e-3, atol=1e-5)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(sizes=st.lists(st.integers(1, 20), min_size=1, max_size=6), seed=st.integers(0, 1000))
 def test_each_batch_has_its_own_gradient_whatever_the_others_are(sizes, seed):
     generator = torch.Generator().manual_seed(seed)

@@ -2,7 +2,10 @@
 
 import asyncio
 import json
+import os
 import shutil
+import signal
+import sys
 from fractions import Fraction
 from pathlib import Path
 
@@ -15,7 +18,7 @@ from node_rig import CLASSES, SHAPE, Network
 from holdout.agreement import aggregate
 from holdout.errors import LearnerFailed
 from holdout.node import frames
-from holdout.node.learning import Learner
+from holdout.node.learning import Learner, kill
 from holdout.node.logs import Log
 
 DIMENSION = CLASSES * (SHAPE[0] + 1)
@@ -125,3 +128,37 @@ def test_a_worker_that_cannot_be_made_is_told(folders, tmp_path):
             await learner.propose(bytes(4 * DIMENSION), round_number=1, rate=0.1)
 
     assert "the data base is down" in with_learner(folders, 'how = "no-worker"', work, tmp_path)
+
+
+def start_python(code):
+    return asyncio.create_subprocess_exec(
+        sys.executable, "-c", code, stdout=asyncio.subprocess.PIPE
+    )
+
+
+def test_a_process_killed_in_the_middle_of_a_long_answer_is_seen_to_end():
+    async def run():
+        process = await start_python(
+            "import os, time; os.write(1, bytes(10_000_000)); time.sleep(100)"
+        )
+        await process.stdout.readexactly(1)
+        await kill(process)
+        return process.returncode
+
+    assert asyncio.run(run()) == -signal.SIGKILL
+
+
+def test_a_process_whose_child_holds_its_output_is_not_waited_for_long(monkeypatch):
+    monkeypatch.setattr("holdout.node.learning.END_SECONDS_MAX", 0.2)
+
+    async def run():
+        process = await start_python(
+            "import subprocess, time; print(subprocess.Popen(['sleep', '100']).pid, flush=True);"
+            "time.sleep(100)"
+        )
+        child = int(await process.stdout.readline())
+        await kill(process)
+        os.kill(child, signal.SIGKILL)
+        await process.stdout.read()
+
+    asyncio.run(asyncio.wait_for(run(), 30))

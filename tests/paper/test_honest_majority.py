@@ -5,7 +5,7 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
@@ -123,7 +123,6 @@ def test_an_honest_majority_is_exactly_the_event_that_the_lemma_counts():
 # The exact tail.
 
 
-@settings(deadline=None)
 @given(data=st.data(), workers=st.integers(1, 40))
 def test_the_tail_is_the_share_of_draws_counted_one_by_one(data, workers):
     byzantine = data.draw(st.integers(0, workers))
@@ -135,7 +134,6 @@ def test_the_tail_is_the_share_of_draws_counted_one_by_one(data, workers):
     )
 
 
-@settings(deadline=None)
 @given(data=st.data(), workers=st.integers(2, 3000))
 def test_the_tail_agrees_with_scipy(data, workers):
     byzantine = data.draw(st.integers(0, workers))

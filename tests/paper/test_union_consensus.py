@@ -6,7 +6,7 @@ from fractions import Fraction
 
 import pytest
 import torch
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from holdout.experiments.plan import Own, make_plan
@@ -43,7 +43,6 @@ def spread(length, *, proposals, voters):
 # The Lemma: the union-consensus cannot be empty.
 
 
-@settings(deadline=None)
 @given(data=st.data(), n_p=counts, n_c=counts, f=below_a_half)
 def test_full_ballots_always_select_a_proposal(data, n_p, n_c, f):
     terms = Terms.paper(f)
@@ -90,7 +89,6 @@ def test_blank_ballots_that_count_can_select_nobody():
     assert (decision.quorum, decision.selection) == (2, (0, 1, 2))
 
 
-@settings(deadline=None)
 @given(data=st.data(), n_p=counts, n_c=counts, f=below_a_half)
 def test_voters_who_send_nothing_or_junk_cannot_empty_the_selection(data, n_p, n_c, f):
     terms = Terms.paper(f)
@@ -105,7 +103,6 @@ def test_voters_who_send_nothing_or_junk_cannot_empty_the_selection(data, n_p, n
 # A Byzantine proposal has to win the trust of N_c (1 - 2f) honest voters.
 
 
-@settings(deadline=None)
 @given(data=st.data(), n_p=st.integers(2, 12), n_c=counts, f=below_a_half)
 def test_a_byzantine_proposal_needs_many_honest_voters(data, n_p, n_c, f):
     terms, liars = Terms.paper(f), math.floor(f * n_c)
@@ -127,7 +124,6 @@ def test_a_byzantine_proposal_needs_many_honest_voters(data, n_p, n_c, f):
         assert convinced >= n_c * (1 - 2 * f)
 
 
-@settings(deadline=None)
 @given(data=st.data(), n_p=st.integers(2, 12), n_c=counts, f=below_a_half)
 def test_liars_who_spoil_ballots_do_not_need_fewer_honest_voters(data, n_p, n_c, f):
     terms, liars = Terms.paper(f), math.floor(f * n_c)
@@ -154,7 +150,6 @@ def test_with_a_third_of_byzantines_half_of_the_honest_voters_must_be_convinced(
 # With f = 0 the committee has no effect.
 
 
-@settings(deadline=None)
 @given(data=st.data(), n_p=counts, n_c=counts)
 def test_with_f_0_the_vote_is_the_mean_to_the_bit(data, n_p, n_c):
     seed = data.draw(st.integers(0, 2**32 - 1))

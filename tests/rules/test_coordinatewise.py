@@ -7,7 +7,7 @@ from statistics import fmean
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -48,27 +48,23 @@ def close(result: Tensor, expected: Tensor) -> bool:
     return torch.allclose(result, expected.to(result.dtype), rtol=1e-5, atol=1e-6)
 
 
-@settings(deadline=None)  # The machine may be busy.
 @given(updates_with_ties(), st.integers(0, 12))
 def test_mean_is_the_average_whatever_f(updates, f):
     assert close(mean(updates, f=f), per_coordinate(fmean, updates))
 
 
-@settings(deadline=None)
 @given(updates_with_ties())
 def test_median_equals_the_plain_median(updates):
     f = (len(updates) - 1) // 2
     assert torch.equal(median(updates, f=f), per_coordinate(plain_median, updates))
 
 
-@settings(deadline=None)
 @given(updates_with_ties(), st.data())
 def test_trimmed_mean_equals_the_plain_one(updates, data):
     f = data.draw(st.integers(0, (len(updates) - 1) // 2))
     assert close(trimmed_mean(updates, f=f), per_coordinate(plain_trimmed_mean, updates, f))
 
 
-@settings(deadline=None)
 @given(updates_with_ties(), st.data())
 def test_mean_around_median_equals_the_plain_one(updates, data):
     f = data.draw(st.integers(0, (len(updates) - 1) // 2))

@@ -70,7 +70,6 @@ def close(result, expected):
     return torch.allclose(result, torch.as_tensor(expected, dtype=result.dtype), atol=1e-6)
 
 
-@settings(deadline=None)  # The machine may be busy.
 @given(updates_with_twins(least=3), st.data())
 def test_krum_is_the_update_of_least_score(updates, data):
     f = data.draw(st.integers(0, (len(updates) - 3) // 2))
@@ -79,7 +78,6 @@ def test_krum_is_the_update_of_least_score(updates, data):
     assert torch.equal(krum(updates, f=f), updates[expected])
 
 
-@settings(deadline=None)
 @given(updates_with_twins(least=3), st.data())
 def test_multi_krum_is_the_mean_of_the_best_scores(updates, data):
     f = data.draw(st.integers(0, (len(updates) - 3) // 2))
@@ -88,7 +86,6 @@ def test_multi_krum_is_the_mean_of_the_best_scores(updates, data):
     assert close(multi_krum(updates, f=f), updates[expected].mean(dim=0))
 
 
-@settings(deadline=None)
 @given(updates_with_twins(least=3), st.data())
 def test_bulyan_equals_the_plain_one(updates, data):
     f = data.draw(st.integers(0, (len(updates) - 3) // 4))
@@ -191,7 +188,7 @@ def test_distances_that_overflow_float64_count_as_infinite():
     assert krum_choice(updates, f=1) != 2
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     n=st.integers(5, 31),
     d=st.integers(1, 3000),

@@ -32,7 +32,7 @@ def updates_with_twins(draw):
     return torch.tensor([draw(st.sampled_from(pool)) for _ in range(n)], dtype=torch.float64)
 
 
-@settings(max_examples=60, deadline=None)  # The machine may be busy.
+@settings(max_examples=60)
 @given(updates_with_twins())
 def test_no_other_point_has_a_smaller_summed_distance(updates):
     rows = updates.numpy()

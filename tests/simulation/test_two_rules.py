@@ -10,7 +10,7 @@ from fractions import Fraction
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from holdout.attacks import BALLOT_ATTACKS
@@ -138,7 +138,6 @@ def test_no_gate_lets_an_overflow_through_even_without_the_bound(size, gate, sce
 losses = st.floats(0, 10) | st.sampled_from([math.inf, -math.inf, math.nan])
 
 
-@settings(deadline=None)
 @given(st.lists(losses, min_size=1, max_size=12), losses, st.sampled_from(Gate))
 def test_only_a_full_ballot_names_what_is_not_finite(values, current, gate):
     table = dict(enumerate(values))

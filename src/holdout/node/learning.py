@@ -16,6 +16,7 @@ from holdout.node.logs import Log
 
 START_SECONDS_MAX = 300.0
 RESTART_SECONDS = (1.0, 60.0)
+END_SECONDS_MAX = 5.0
 """How long to wait before a learner that failed is started again: from, doubling, up to."""
 LINE_BYTES_MAX = 4_000
 
@@ -164,11 +165,23 @@ class Learner:
         process, self._process = self._process, None
         if process is None:
             return
-        with contextlib.suppress(ProcessLookupError):
-            process.kill()
-        await process.wait()
+        await kill(process)
         if self._printing is not None:
             self._printing.cancel()
+
+
+async def kill(process: asyncio.subprocess.Process) -> None:
+    """End a process that may be in the middle of an answer."""
+    assert process.stdout is not None  # noqa: S101
+    with contextlib.suppress(ProcessLookupError):
+        process.kill()
+    # asyncio sees the end of a process only after that of its pipes, and stops reading those that
+    # nobody takes from. A process of the member's own may hold them open: that one is not awaited.
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(END_SECONDS_MAX):
+            while await process.stdout.read(LINE_BYTES_MAX):
+                pass
+            await process.wait()
 
 
 async def _read(process: asyncio.subprocess.Process) -> tuple[dict[str, Any], bytes]:

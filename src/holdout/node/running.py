@@ -10,6 +10,7 @@ status.sock                  while it runs
 import asyncio
 import os
 import signal
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -58,6 +59,7 @@ from holdout.results import write_atomic
 from holdout.seeds import stream
 
 KEYS = "keys"
+ORPHAN_SECONDS_MAX = 10.0
 MEMO_ENTRIES = 1 << 14
 WATCH_SECONDS = 3_600.0
 """So often a node looks at the date of its certificate."""
@@ -269,6 +271,10 @@ class _Node:
             await asyncio.sleep(1)
         if parent is not None:
             self.log.error("orphaned")
+            # Nobody is there to kill a node that cannot end itself; nothing durable is lost by it.
+            last_resort = threading.Timer(ORPHAN_SECONDS_MAX, os._exit, (1,))
+            last_resort.daemon = True
+            last_resort.start()
             self.service.stop()
 
     async def _watch_certificate(self) -> None:
