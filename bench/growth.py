@@ -12,7 +12,8 @@ import torch
 from torch import nn
 
 from bench.measure import Row, seconds
-from holdout.experiments.plan import Own, make_plan
+from holdout.experiments.own import Own
+from holdout.experiments.plan import make_plan
 from holdout.simulation.central import run_round
 from holdout.simulation.stage import first_state
 

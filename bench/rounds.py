@@ -15,7 +15,8 @@ import torch
 
 from bench.measure import Row
 from holdout.data.datasets import Dataset, load
-from holdout.experiments.plan import Own, make_plan
+from holdout.experiments.own import Own
+from holdout.experiments.plan import make_plan
 from holdout.experiments.reproduce import reproduce
 from holdout.simulation.central import run_round
 from holdout.simulation.stage import first_state

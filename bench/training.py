@@ -14,7 +14,8 @@ from torch.utils.data import DataLoader, TensorDataset
 from bench import peers
 from bench.measure import Row, seconds
 from holdout.data.datasets import Dataset, load
-from holdout.experiments.plan import Own, make_plan
+from holdout.experiments.own import Own
+from holdout.experiments.plan import make_plan
 from holdout.learning.models import lenet5
 from holdout.simulation.central import run_round
 from holdout.simulation.stage import first_state

@@ -21,7 +21,7 @@ from paper_experiments import EXPERIMENTS, Step, queue, steps
 from holdout.config import parse
 from holdout.data.datasets import load
 from holdout.errors import RunFolderError
-from holdout.experiments.plan import Own
+from holdout.experiments.own import Own
 from holdout.experiments.runner import Progress, environment, run
 from holdout.results import CONFIG, ROUNDS
 

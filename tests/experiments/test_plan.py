@@ -10,7 +10,9 @@ import torch
 
 from holdout.data.datasets import Dataset, load
 from holdout.errors import ConfigError, DataError
-from holdout.experiments.plan import Own, make_plan, terms_of
+from holdout.experiments.lookups import terms_of
+from holdout.experiments.own import Own
+from holdout.experiments.plan import make_plan
 from holdout.voting import Gate, Quorum, Terms
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))

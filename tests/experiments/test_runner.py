@@ -20,7 +20,7 @@ from holdout.config import Config
 from holdout.data.datasets import load
 from holdout.errors import ConfigError, PluginError, RunFolderError
 from holdout.experiments import runner
-from holdout.experiments.plan import Own
+from holdout.experiments.own import Own
 from holdout.experiments.runner import run
 from holdout.results import Checkpoint, Mark, RunFolder
 from holdout.workers import HonestWorker

@@ -11,7 +11,8 @@ import pytest
 from holdout import results
 from holdout.errors import PluginError, RunFolderError
 from holdout.experiments import runner
-from holdout.experiments.plan import Own, make_plan
+from holdout.experiments.own import Own
+from holdout.experiments.plan import make_plan
 from holdout.experiments.runner import run
 from holdout.experiments.together import Job, run_together
 

@@ -10,7 +10,8 @@ from torch import nn
 from holdout.attacks import DeployedRule, View
 from holdout.attacks.search import inflate, strengths
 from holdout.attacks.updates import Alie
-from holdout.experiments.plan import Own, make_plan
+from holdout.experiments.own import Own
+from holdout.experiments.plan import make_plan
 from holdout.rules import RULES, krum_choice, multi_krum_choice
 from holdout.seeds import stream
 from holdout.simulation.central import run_round

@@ -9,7 +9,8 @@ import torch
 from torch.func import functional_call
 from torch.nn import functional as F  # noqa: N812
 
-from holdout.experiments.plan import Own, make_plan
+from holdout.experiments.own import Own
+from holdout.experiments.plan import make_plan
 from holdout.learning import vector
 from holdout.rules import mean
 from holdout.seeds import stream

@@ -9,7 +9,8 @@ import torch
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from holdout.experiments.plan import Own, make_plan
+from holdout.experiments.own import Own
+from holdout.experiments.plan import make_plan
 from holdout.experiments.runner import run
 from holdout.rounds import Outcome, admit_proposals, conclude_vote
 from holdout.rules import mean

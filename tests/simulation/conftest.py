@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from holdout.data.datasets import Dataset
-from holdout.experiments.plan import Own, make_plan
+from holdout.experiments.own import Own
+from holdout.experiments.plan import make_plan
 from holdout.learning.training import evaluate
 from holdout.simulation.central import run_round
 from holdout.simulation.stage import first_state

@@ -10,7 +10,8 @@ import torch
 
 from holdout.attacks import Lie
 from holdout.errors import InfeasibleError, PluginError
-from holdout.experiments.plan import Own, make_plan
+from holdout.experiments.own import Own
+from holdout.experiments.plan import make_plan
 from holdout.experiments.runner import run
 from holdout.learning.training import evaluate
 from holdout.results import to_json

@@ -20,7 +20,8 @@ from holdout.agreement.wire import Unverified
 from holdout.attacks import ATTACKS, BALLOT_ATTACKS
 from holdout.errors import ConfigError, MisuseError, RunFolderError
 from holdout.experiments import runner
-from holdout.experiments.plan import Own, make_plan
+from holdout.experiments.own import Own
+from holdout.experiments.plan import make_plan
 from holdout.experiments.runner import run
 from holdout.results import to_json
 from holdout.rounds import norm, shrink

@@ -8,7 +8,8 @@ import torch
 
 from holdout import results
 from holdout.errors import RunFolderError
-from holdout.experiments.plan import Plan, is_decentralized
+from holdout.experiments.lookups import is_decentralized
+from holdout.experiments.plan import Plan
 from holdout.results import Checkpoint
 from holdout.simulation import decentralized
 from holdout.simulation.agreed import chain_arrays

@@ -21,7 +21,8 @@ from holdout.data.datasets import load
 from holdout.errors import RunFolderError
 from holdout.experiments.curves import TableRow, final_table, group
 from holdout.experiments.figures import panels_png
-from holdout.experiments.plan import Own, make_plan
+from holdout.experiments.own import Own
+from holdout.experiments.plan import make_plan
 from holdout.experiments.runner import Watch
 from holdout.experiments.together import Job, run_together
 from holdout.results import read_run, write_atomic

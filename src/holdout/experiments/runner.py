@@ -14,6 +14,8 @@ import holdout
 from holdout import results
 from holdout.config import Config
 from holdout.experiments.curves import TableRow, final_table
+from holdout.experiments.lookups import is_decentralized
+from holdout.experiments.own import Own
 from holdout.experiments.places import (
     Place,
     check_fit,
@@ -21,7 +23,7 @@ from holdout.experiments.places import (
     restore,
     to_checkpoint,
 )
-from holdout.experiments.plan import Own, Plan, is_decentralized, make_plan
+from holdout.experiments.plan import Plan, make_plan
 from holdout.experiments.report import write_report
 from holdout.results import Checkpoint, RunFolder
 from holdout.rounds import RoundRecord

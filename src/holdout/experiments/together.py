@@ -18,6 +18,7 @@ from typing import Any
 
 from holdout import results
 from holdout.errors import RunFolderError
+from holdout.experiments.lookups import VOTES
 from holdout.experiments.places import (
     Place,
     check_fit,
@@ -25,7 +26,7 @@ from holdout.experiments.places import (
     restore,
     to_checkpoint,
 )
-from holdout.experiments.plan import VOTES, Plan
+from holdout.experiments.plan import Plan
 from holdout.experiments.runner import (
     Progress,
     Result,
