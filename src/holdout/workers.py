@@ -135,7 +135,8 @@ class HonestWorker:
         return rows[order[:count]]
 
     def _samples(self, rows: Tensor) -> tuple[Tensor, Tensor]:
-        return self.shard.x[rows], self.shard.y[rows]
+        # For few rows several times as fast as x[rows].
+        return self.shard.x.index_select(0, rows), self.shard.y.index_select(0, rows)
 
 
 def is_plain(worker: Worker) -> TypeIs[HonestWorker]:
