@@ -230,6 +230,25 @@ def test_a_block_is_on_disk_before_its_round_is_told_whether_it_was_voted_for_or
     assert ((ev.BlobKind.BLOCK, commit.value) in written) != voted
 
 
+def test_the_gradients_that_a_ballot_approves_are_on_disk_before_it_leaves():
+    world = World(4)
+    world.settle()
+    world.learn()
+    for worker in range(4):
+        updates = world.players[worker]._round.phases.updates().values()
+        payload_of = {update.update_id: update.payload for update in updates}
+        written, sent = set(), []
+        for action in (action for _, _, actions in world.history[worker] for action in actions):
+            if isinstance(action, ev.Persist):
+                written.update(digest for kind, digest in action.blobs if kind.name == "PAYLOAD")
+            elif isinstance(action, ev.Broadcast):
+                message = decode(action.data).claim
+                if isinstance(message, Ballot) and message.worker == worker:
+                    sent.append(message)
+                    assert {payload_of[e.update_id] for e in message.entries} <= written
+        assert sent
+
+
 def test_a_certificate_whose_block_is_missing_is_repeated_for_those_who_may_have_it():
     world = World(4)
     world.settle()

@@ -12,6 +12,7 @@ import numpy as np
 
 from holdout.agreement import aggregate, blocks, counting, headers
 from holdout.agreement.codec import BOTTOM
+from holdout.agreement.desk import Desk
 from holdout.agreement.messages import Kind, Mark, Step
 from holdout.agreement.params import Timing
 from holdout.agreement.periods import Periods
@@ -59,6 +60,13 @@ def _count_twice(self, vote):
         )
         return Added.COUNTED
     return added
+
+
+_sign = Desk.sign
+
+
+def _sign_ballots_alone(self, slot, part, proof, blobs=()):
+    _sign(self, slot, part, proof, () if slot[0] is Kind.BALLOT else blobs)
 
 
 _encode = Safety.encode
@@ -274,6 +282,7 @@ MUTANTS = {
     "phase not persisted": [(Periods, "resume", _resume_before_the_filter)],
     "staged not persisted": [(Periods, "_remember", _remember_reasons_only), UNGUARDED],
     "block behind CERT not persisted": [(Periods, "_back", _back_nothing), UNGUARDED],
+    "gradients behind a ballot not persisted": [(Desk, "sign", _sign_ballots_alone)],
     "DOWN preferred over LATE": [(Periods, "recover", _down_first)],
     "no REDO": [(Periods, "recover", _down_instead_of_redo)],
     "fresh lead accepted against a value": [(Periods, "filter", _filter_unbound)],

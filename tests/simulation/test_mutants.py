@@ -132,6 +132,10 @@ SCENARIOS = {
     "phase not persisted": staged(scripts.crash_after_down),
     "staged not persisted": staged(scripts.crash_after_cert),
     "block behind CERT not persisted": staged(scripts.crash_after_cert, block_gone=True),
+    # The seed that showed it: a proposer is gone for good, all others have crashed since voting.
+    "gradients behind a ballot not persisted": random_runs(
+        *Fault, seeds=[53324], run_type=RunType.LIVENESS
+    ),
     "DOWN preferred over LATE": staged(scripts.deadline_after_certificate),
     "no REDO": staged(scripts.s1_without_crash),
     "fresh lead accepted against a value": staged(scripts.fresh_lead_against_a_value, 2),
@@ -150,6 +154,7 @@ SCENARIOS = {
 }
 EXPECTED = {
     "value preferred over bottom": {"I10"},
+    "gradients behind a ballot not persisted": {"L1"},
     "mine not persisted": {"I6"},
     "no floor in the tally": {"I4"},
     "sum by np.mean": {"I4"},

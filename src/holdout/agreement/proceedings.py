@@ -113,17 +113,20 @@ class Proceedings:
             return
         if self.desk.signed(BALLOT_SLOT) is not None:
             return
-        approved = sorted(set(event.approved))[: job.approve_max]
+        approved = [
+            job.candidates[place] for place in sorted(set(event.approved))[: job.approve_max]
+        ]
         if not approved:
             return
-        entries = tuple(
-            Entry(job.candidates[place].proposer, job.candidates[place].update_id)
-            for place in approved
-        )
+        entries = tuple(Entry(candidate.proposer, candidate.update_id) for candidate in approved)
         part = ballot_part(
             self.desk.chain, self.tip.round, self.desk.worker, self.tip.model, entries
         )
-        self.desk.sign(BALLOT_SLOT, part, proof)
+        # Who counts this ballot may need the gradients when their proposers are gone.
+        payloads = dict.fromkeys(candidate.payload for candidate in approved)
+        self.desk.sign(
+            BALLOT_SLOT, part, proof, tuple((BlobKind.PAYLOAD, payload) for payload in payloads)
+        )
 
     # -- waiting --------------------------------------------------------------------------------
 
