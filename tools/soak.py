@@ -20,7 +20,7 @@ from holdout.results import write_atomic
 
 ROOT = Path(__file__).parent.parent
 STATE = ROOT / "build" / "soak.json"
-SIZES = ((4, 1, 100_000, 500), (7, 2, 20_000, 100), (30, 9, 500, 2))
+SIZES = ((4, 1, 100_000, 2_000), (7, 2, 20_000, 400), (30, 9, 500, 10))
 """Workers, Byzantine ones, seeds, and how many seeds are done between two notes."""
 
 
