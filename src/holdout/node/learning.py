@@ -16,8 +16,9 @@ from holdout.node.logs import Log
 
 START_SECONDS_MAX = 300.0
 RESTART_SECONDS = (1.0, 60.0)
-END_SECONDS_MAX = 5.0
 """How long to wait before a learner that failed is started again: from, doubling, up to."""
+END_SECONDS_MAX = 5.0
+"""How long the end of a killed learner's output is waited for."""
 LINE_BYTES_MAX = 4_000
 
 

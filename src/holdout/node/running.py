@@ -60,6 +60,7 @@ from holdout.seeds import stream
 
 KEYS = "keys"
 ORPHAN_SECONDS_MAX = 10.0
+"""So long a node whose parent has vanished may take to end in good order."""
 MEMO_ENTRIES = 1 << 14
 WATCH_SECONDS = 3_600.0
 """So often a node looks at the date of its certificate."""
