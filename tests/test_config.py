@@ -9,16 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdout.config import (
-    Config,
-    apply_settings,
-    byzantine_count,
-    parse,
-    read_file,
-    read_share,
-    write_share,
-)
+from holdout.config import Config, apply_settings, parse, read_file
 from holdout.errors import ConfigError
+from holdout.shares import byzantine_count, read_share, write_share
 
 DEFAULTS = """
 [experiment]

@@ -1,0 +1,38 @@
+"""The config of an experiment: strict TOML into frozen values, all mistakes reported at once.
+
+`parse` checks types and ranges (`sections`) and how the numbers fit each other (`relations`).
+Whether a rule, attack, model or data set of a given name exists, and whether a rule is feasible
+with these numbers, is known only further up: `holdout.experiments.plan` adds those checks to the
+same list of mistakes.
+"""
+
+from holdout.config.parsing import Parsed, apply_settings, parse, read_file
+from holdout.config.sections import (
+    Attack,
+    Config,
+    Data,
+    Experiment,
+    Federation,
+    Model,
+    Section,
+    Share,
+    Training,
+    Vote,
+)
+
+__all__ = [
+    "Attack",
+    "Config",
+    "Data",
+    "Experiment",
+    "Federation",
+    "Model",
+    "Parsed",
+    "Section",
+    "Share",
+    "Training",
+    "Vote",
+    "apply_settings",
+    "parse",
+    "read_file",
+]
