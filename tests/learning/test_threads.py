@@ -8,6 +8,7 @@ import torch
 from holdout.learning import models, vector
 from holdout.learning.scoring import sample_losses
 from holdout.learning.threads import run_all
+from holdout.learning.training import gradients
 
 
 @pytest.mark.parametrize("threads", [1, 2, 3])
@@ -56,3 +57,21 @@ def test_losses_of_convolutions_are_the_same_to_the_bit_for_any_number_of_thread
         torch.set_num_threads(threads)
         found.append(sample_losses(model, candidates, x, y))
     assert all(torch.equal(losses, found[0]) for losses in found)
+
+
+@pytest.mark.parametrize(("name", "shape"), [("mlp", (1, 28, 28)), ("lenet5", (3, 32, 32))])
+def test_gradients_are_the_same_to_the_bit_for_any_number_of_threads(name, shape):
+    model = models.build(models.MODELS[name], shape, 10, seed=0)
+    generator = torch.Generator().manual_seed(0)
+    batches = [
+        (
+            torch.randn(size, *shape, generator=generator),
+            torch.randint(0, 10, (size,), generator=generator),
+        )
+        for size in [83, 40, 1, 12] * 5
+    ]
+    found = []
+    for threads in (1, 2, 3, 20):
+        torch.set_num_threads(threads)
+        found.append(gradients(model, vector.flatten(model), batches))
+    assert all(torch.equal(rows, found[0]) for rows in found)

@@ -23,6 +23,10 @@ Batch = tuple[Tensor, Tensor]
 EVALUATION_BLOCK = 500
 IMAGE_BLOCK = 256
 
+GROUP = 15
+"""Batches that share passes: half of the paper's proposers. Fewer share less, more keep a thread
+waiting; that it does not depend on the number of threads keeps the outcome the same, to the bit."""
+
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
@@ -104,6 +108,16 @@ def _call_gradients(
 
 
 def _flat_gradients(
+    steps: Sequence[Step], weights: Tensor, batches: Sequence[Batch], rows: Tensor
+) -> None:
+    """Group by group, each on one thread: on torch's own these small products are no faster."""
+    groups = [slice(start, start + GROUP) for start in range(0, len(batches), GROUP)]
+    threads.run_all(
+        lambda group: _joint_gradients(steps, weights, batches[group], rows[group]), groups
+    )
+
+
+def _joint_gradients(
     steps: Sequence[Step], weights: Tensor, batches: Sequence[Batch], rows: Tensor
 ) -> None:
     """All batches forward and back together; then a product for each batch and linear layer.
