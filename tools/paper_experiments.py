@@ -137,6 +137,7 @@ _ALL = (
         rules=PAPER,
     ),
     _variant("gamma-1.75", "γ = 1.75", "attack.gamma=1.75", rules=PAPER),
+    _variant("minus", "the lie on the other side: μ - γσ", "attack.direction=-1", rules=PAPER),
     _variant("overlapping", "proposers may vote too", "federation.disjoint=false"),
     _variant("coalition", "the liars know their own gradients only", "attack.knowledge=coalition"),
     _variant("last-round", "the liars know the last round only", "attack.knowledge=last-round"),
