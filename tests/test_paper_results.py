@@ -4,7 +4,9 @@ import doctest
 import fcntl
 import importlib
 import json
+import shlex
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,7 +14,7 @@ from pydantic import ValidationError
 from tests import tiny
 
 from holdout.attacks import ATTACKS, BALLOT_ATTACKS
-from holdout.config import parse
+from holdout.config import apply_settings, parse, read_file
 from holdout.results import LOCK
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -30,6 +32,7 @@ experiments = tool("paper_experiments")
 work_queue = tool("paper_queue")
 results = tool("paper_results")
 tables = tool("paper_tables")
+figures = tool("paper_figures")
 
 FILES = sorted((ROOT / "docs" / "results").glob("*.json"))
 
@@ -267,3 +270,75 @@ def test_unfinished_strands_stay_out_of_the_tables():
     ]
     measured = results.Measured(name="x", command="y", rounds=100, environments=[], strands=strands)
     assert [s.seed for s in tables.strands({"x": measured}, "x", "holdout")] == [100]
+
+
+def strand_of(*rounds, planned=100):
+    return results.summarise(list(rounds), parse({"experiment": {"rounds": planned}}).checked())
+
+
+def measured_of(*strands):
+    return results.Measured(
+        name="x", command="y", rounds=100, environments=[], strands=list(strands)
+    )
+
+
+def test_a_seed_that_diverged_early_counts_as_the_lowest_and_is_marked():
+    stood = strand_of(a_round(10, 0.2), a_round(50, 0.6), a_round(100, 0.9))
+    fell = strand_of(a_round(5, 0.1, seed=1), a_round(6, None, seed=1, outcome="diverged"))
+    assert tables._lowest([stood]) == "60.0"
+    assert tables._lowest([stood, fell]) == "10.0 †"
+    assert tables._lowest([]) == "–"
+
+
+def test_only_rounds_after_a_divergence_are_marked():
+    stood = strand_of(a_round(80, 0.5), a_round(100, 0.6))
+    fell = strand_of(a_round(80, 0.3, seed=1), a_round(81, None, seed=1, outcome="diverged"))
+    assert tables._cifar_row([stood, fell], [80, 100]) == [
+        "2",
+        "81–100",
+        "40.0 ± 14.1",
+        "45.0 ± 21.2 †",
+    ]
+
+
+def test_a_figure_shows_unfinished_seeds_only_where_no_other_is():
+    whole = strand_of(a_round(50, 0.5), a_round(100, 0.6))
+    half = strand_of(a_round(50, 0.1, seed=1))
+    parts = {"x": ["holdout"]}
+    (curve,) = figures.curves({"x": measured_of(whole, half)}, parts)
+    assert list(curve.seeds) == [0]
+    (curve,) = figures.curves({"x": measured_of(half)}, parts)
+    assert list(curve.seeds) == [1]
+
+
+def test_a_seed_that_diverged_stays_part_of_the_mean_that_is_drawn():
+    stood = strand_of(a_round(5, 0.2), a_round(50, 0.6), a_round(100, 0.9))
+    fell = strand_of(a_round(5, 0.1, seed=1), a_round(6, None, seed=1, outcome="diverged"))
+    (curve,) = figures.curves({"x": measured_of(stood, fell)}, {"x": ["holdout"]})
+    line = curve.line("accuracy", scale=1.0)
+    assert line.rounds == (5, 50, 100)
+    assert line.mean == pytest.approx((0.15, 0.35, 0.5))
+
+
+def test_run_folders_of_other_settings_are_not_published(experiment, data, tmp_path):
+    work_queue.work([experiments.Step(experiment, "mean", 0)], data=data, runs=tmp_path / "a")
+    assert results.collect(experiment, tmp_path / "a")
+    changed = replace(experiment, settings=(*TINY, "vote.samples=11"))
+    with pytest.raises(SystemExit, match="other settings"):
+        results.collect(changed, tmp_path / "a")
+
+
+@pytest.mark.parametrize("experiment", experiments.EXPERIMENTS.values(), ids=lambda e: e.name)
+def test_the_command_of_an_experiment_runs_its_rules(experiment):
+    holdout, run, panel, *sets = shlex.split(experiment.command)
+    assert (holdout, run, set(sets[::2])) == ("holdout", "run", {"--set"})
+    values = apply_settings(read_file(ROOT / panel), sets[1::2])
+    assert tuple(values["experiment"]["rules"]) == experiment.rules
+    assert values["experiment"]["rounds"] == experiment.rounds
+
+
+def test_options_that_the_whole_queue_would_ignore_are_refused(monkeypatch, capsys):
+    monkeypatch.setattr("sys.argv", ["q", "--data", "d", "--runs", "r", "--seeds", "1"])
+    with pytest.raises(SystemExit):
+        work_queue.main()
+    assert "need names" in capsys.readouterr().err

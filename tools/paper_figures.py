@@ -5,53 +5,117 @@ Usage: python tools/paper_figures.py
 
 import io
 from collections.abc import Iterator, Mapping, Sequence
+from types import MappingProxyType
 
-from paper_experiments import PAPER, VOTES
-from paper_results import FOLDER, Measured, read
+from matplotlib.figure import Figure
+from paper_experiments import GAMMAS, PAPER, VOTES
+from paper_results import FOLDER, Measured, Strand, read
 from PIL import Image
 
-from holdout.experiments.curves import Curve, Round, group
+from holdout.experiments.curves import Curve, Round, group, name_of
 from holdout.experiments.figures import panels_png
+from holdout.experiments.reproduce import FIGURES
 from holdout.results import write_atomic
 
 WIDTH_PIXELS = 1400
 COLOURS = 255
 METHOD = Image.Quantize.FASTOCTREE
+OTHERS = PAPER[: -len(VOTES)]
 
-# The titles of `holdout reproduce`; in the second and third panel other rules are the same.
-MNIST = (
-    ("nobody lies", {"mnist-left": PAPER}),
-    (
-        "33 % lie, all copies must pass",
-        {"mnist-left": ("mean",), "mnist-right": PAPER},
-    ),
-    (
-        "33 % lie, any copy suffices",
-        {"mnist-left": ("mean",), "mnist-right": PAPER[: -len(VOTES)], "mnist-any": VOTES},
-    ),
+Parts = Mapping[str, Sequence[str]]
+
+# For each panel of `holdout reproduce`: the experiments, and which of their rules.
+PANELS: Mapping[str, Sequence[Parts]] = MappingProxyType(
+    {
+        "mnist": (
+            {"mnist-left": PAPER},
+            {"mnist-left": ("mean",), "mnist-right": PAPER},
+            {"mnist-left": ("mean",), "mnist-right": OTHERS, "mnist-any": VOTES},
+        ),
+        "cifar10": (
+            {"cifar10-none": ("mean",), "cifar10-all": PAPER},
+            {"cifar10-none": ("mean",), "cifar10-all": OTHERS, "cifar10-any": VOTES},
+        ),
+    }
 )
 
 
 def main() -> None:
     """Draw what there are results for."""
-    if results := read("mnist"):
-        panels = [(title, curves(results, parts)) for title, parts in MNIST]
-        write_atomic(FOLDER / "mnist.png", small(panels_png(panels)))
+    for name, parts in PANELS.items():
+        if results := read(name):
+            titles = [panel.title for panel in FIGURES[name]]
+            drawn = [curves(results, part) for part in parts]
+            picture = panels_png(list(zip(titles, drawn, strict=True)))
+            write_atomic(FOLDER / f"{name}.png", small(picture))
+    if results := read("mnist-passing"):
+        write_atomic(FOLDER / "mnist-passing.png", small(passing(results)))
 
 
-def curves(results: Mapping[str, Measured], parts: Mapping[str, Sequence[str]]) -> list[Curve]:
+def curves(results: Mapping[str, Measured], parts: Parts) -> list[Curve]:
     """The curves of some rules of some experiments, thinned as they were published."""
     return group(list(_rounds(results, parts)))
 
 
-def _rounds(results: Mapping[str, Measured], parts: Mapping[str, Sequence[str]]) -> Iterator[Round]:
+def _rounds(results: Mapping[str, Measured], parts: Parts) -> Iterator[Round]:
     for name, rules in parts.items():
-        for strand in results[name].strands if name in results else []:
-            if strand.rule not in rules:
-                continue
-            key = {"rule": strand.rule, "attack": strand.attack, "seed": strand.seed}
-            for number, accuracy in strand.curve:
-                yield {**key, "round": number, "accuracy": accuracy}
+        if name not in results:
+            continue
+        for rule in rules:
+            strands = [strand for strand in results[name].strands if strand.rule == rule]
+            # Where some seeds came to their end, the others would bend the mean half-way.
+            ended = [strand for strand in strands if strand.outcome != "unfinished"]
+            drawn = ended or strands
+            numbers = sorted({number for strand in drawn for number, _ in strand.curve})
+            for strand in drawn:
+                yield from _points(strand, numbers)
+
+
+def _points(strand: Strand, numbers: Sequence[int]) -> Iterator[Round]:
+    """A seed's accuracies; one that diverged stays where it was, as long as others go on."""
+    key = {"rule": strand.rule, "attack": strand.attack, "seed": strand.seed}
+    for number, accuracy in strand.curve:
+        yield {**key, "round": number, "accuracy": accuracy}
+    if strand.outcome == "diverged":
+        for number in numbers:
+            if number > strand.rounds:
+                yield {**key, "round": number, "accuracy": strand.final_accuracy}
+
+
+def passing(results: Mapping[str, Measured]) -> bytes:
+    """Final accuracy by γ_max, passing and sign, a panel for each vote."""
+    figure = Figure(figsize=(9, 3.4), dpi=200, layout="constrained")
+    panels = figure.subplots(1, len(VOTES), sharey=True)
+    for axes, rule in zip(panels, VOTES, strict=True):
+        for which, style in (("any", "-"), ("all", "--")):
+            for sign, words, colour in (("plus", "+", "#0072B2"), ("minus", "-", "#D55E00")):
+                points = [
+                    (gamma, 100 * strand.final_accuracy)
+                    for gamma in GAMMAS
+                    if (measured := results.get(f"passing-{which}-{gamma}-{sign}"))
+                    for strand in measured.strands
+                    if strand.rule == rule and strand.outcome != "unfinished"
+                ]
+                means = {g: [a for x, a in points if x == g] for g, _ in points}
+                axes.plot(
+                    list(means),
+                    [sum(values) / len(values) for values in means.values()],
+                    style,
+                    color=colour,
+                    marker="o",
+                    markersize=4,
+                    label=f"{which} cop{'y' if which == 'any' else 'ies'}, μ {words} γσ",
+                )
+        axes.set(xscale="log", xlabel="γ_max", title=name_of(rule), ylim=(0, 100))
+        axes.set_xticks(GAMMAS, [str(gamma) for gamma in GAMMAS])
+        axes.minorticks_off()
+        axes.grid(color="#E4E7EB", linewidth=0.7)
+        axes.spines[["top", "right"]].set_visible(False)
+    panels[0].set_ylabel("final test accuracy (%)")
+    panels[-1].legend(loc="lower left", fontsize=8, handlelength=3.5)
+    content = io.BytesIO()
+    figure.savefig(content, format="png", metadata={"Software": None})
+    return content.getvalue()
 
 
 def small(png: bytes) -> bytes:

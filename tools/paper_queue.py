@@ -3,9 +3,9 @@
 Usage: python tools/paper_queue.py --data DIR --runs DIR [NAME...]
            [--rules RULE...] [--seeds 0 1 2] [--until ROUND]
 
-DIR of `--data` holds `mnist` and `cifar10`. Without names: the whole queue. What is done is
-skipped, what was interrupted goes on from its checkpoint. Several may run at once on the same
-folder: each takes a curve that no other has.
+DIR of `--data` holds `mnist` and `cifar10`. Without names: the whole queue, which knows its seeds.
+What is done is skipped, what was interrupted goes on from its checkpoint. Several may run at once
+on the same folder: each takes a curve that no other has.
 """
 
 import argparse
@@ -37,12 +37,14 @@ def main() -> int:
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--runs", type=Path, required=True)
     parser.add_argument("--rules", nargs="+")
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--seeds", type=int, nargs="+")
     parser.add_argument("--until", type=int)
     given = parser.parse_args()
+    if not given.names and (given.seeds or given.until):
+        parser.error("--seeds and --until need names of experiments")
     chosen: Iterable[Step] = queue()
     if given.names:
-        chosen = steps(given.names, seeds=given.seeds, until=given.until)
+        chosen = steps(given.names, seeds=given.seeds or [0, 1, 2], until=given.until)
     if given.rules:
         chosen = (step for step in chosen if step.rule in given.rules)
     try:

@@ -28,8 +28,8 @@ from paper_experiments import EXPERIMENTS, Experiment, Step
 from paper_queue import environment_file, read_lines
 from pydantic import BaseModel, ConfigDict, Field
 
-from holdout.config import Config, parse
-from holdout.results import MOVED, write_atomic
+from holdout.config import Config, parse, read_file
+from holdout.results import CONFIG, MOVED, write_atomic
 from holdout.voting import approve_count
 
 FOLDER = Path(__file__).resolve().parent.parent / "docs" / "results"
@@ -112,6 +112,8 @@ def collect(experiment: Experiment, runs: Path) -> Measured | None:
             if not rounds:
                 continue
             config = parse(experiment.values(rule=rule, seed=seed, data=runs)).checked()
+            if _without_path(read_file(folder / CONFIG)) != _without_path(config.as_dict()):
+                raise SystemExit(f"{folder} was run with other settings than the table has now")
             if strand := summarise(rounds, config):
                 strands.append(strand)
                 for line in environment_file(folder).read_text("utf-8").splitlines():
@@ -125,6 +127,11 @@ def collect(experiment: Experiment, runs: Path) -> Measured | None:
         environments=list(environments.values()),
         strands=strands,
     )
+
+
+def _without_path(values: Mapping[str, Any]) -> dict[str, Any]:
+    """A config, wherever the data are."""
+    return {**values, "data": {k: v for k, v in values["data"].items() if k != "path"}}
 
 
 def summarise(rounds: Sequence[Mapping[str, Any]], config: Config) -> Strand | None:
