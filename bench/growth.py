@@ -6,9 +6,9 @@ The vote's work is proportional to each of the four; an exponent well above 1 wo
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-import matplotlib as mpl
 import numpy as np
 import torch
+from matplotlib.figure import Figure
 from torch import nn
 
 from bench.measure import Row, seconds
@@ -40,16 +40,12 @@ def rows() -> list[Row]:
     _plot(curves, exponents)
     return [
         Row(
-            f"a holdout round grows as {name}^{exponent:.2f}; 1.15 / exponent",
-            _share(exponent),
+            f"a holdout round grows as {name}^{exponent:.2f}; {EXPONENT_MAX} / exponent",
+            EXPONENT_MAX / max(exponent, 0.01),
             1.0,
         )
         for name, exponent in exponents.items()
     ]
-
-
-def _share(exponent: float) -> float:
-    return EXPONENT_MAX / max(exponent, 0.01)
 
 
 def _seconds(sizes: dict[str, int]) -> float:
@@ -92,15 +88,11 @@ def _seconds(sizes: dict[str, int]) -> float:
 
 
 def _plot(curves: dict[str, list[float]], exponents: dict[str, float]) -> None:
-    mpl.use("Agg")
-    from matplotlib import pyplot as plt
-
-    figure, axes = plt.subplots(1, len(curves), figsize=(11, 2.8), sharey=True)
+    figure = Figure(figsize=(11, 2.8), layout="constrained")
+    axes = figure.subplots(1, len(curves), sharey=True)
     for axis, (name, times) in zip(axes, curves.items(), strict=True):
         axis.loglog(SIZES[name], times, "o-")
         axis.set_title(f"{name}: exponent {exponents[name]:.2f}")
         axis.set_xlabel(name)
     axes[0].set_ylabel("seconds a round")
-    figure.tight_layout()
     figure.savefig(PLOT, dpi=80)
-    plt.close(figure)

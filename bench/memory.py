@@ -1,52 +1,62 @@
-"""One rule on large updates, in a process of its own: how long it takes and how much memory.
+"""What one action needs, in a process of its own: how long it takes and how much memory.
 
-`python -m bench.memory PEER RULE D` prints one line of JSON.
+`python -m bench.memory MODULE FUNCTION ARGUMENT...` prepares the action by that function, does it
+once, and prints one line of JSON: seconds, and bytes above what was there before.
 """
 
 import json
-import resource
+import subprocess
 import sys
 import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
+from types import ModuleType
 
-import torch
-from torch import Tensor
-
-from bench import peers
-
-ROWS = 30
+MEGABYTE = 1e6
 
 
-def updates(d: int) -> Tensor:
-    """Rows that differ in every coordinate and cost little to make."""
-    base = torch.randn(d, generator=torch.Generator().manual_seed(0))
-    rows = torch.empty(ROWS, d)
-    for place, row in enumerate(rows):
-        shift = 7919 * (place + 1) % d
-        row[: d - shift], row[d - shift :] = base[shift:], base[:shift]
-    return rows
+@dataclass(frozen=True, slots=True)
+class Need:
+    """What an action took."""
+
+    seconds: float
+    bytes: int
+
+    def __str__(self) -> str:
+        return f"{self.bytes / MEGABYTE:,.0f} MB"
 
 
-def main(peer: str, rule: str, d: str) -> None:
-    """Measure; the peak counts from before the updates were there."""
-    run = peers.RULES[rule][peer]
-    run(updates(1000))  # Loads what is loaded on demand.
-    before = _resident()
-    rows = updates(int(d))
+def of(module: ModuleType, function: Callable[..., object], *arguments: object) -> Need:
+    """What the action that the function prepares takes, apart from everything else."""
+    name = getattr(function, "__name__", "")
+    command = [sys.executable, "-m", "bench.memory", module.__name__, name, *map(str, arguments)]
+    done = subprocess.run(command, check=True, capture_output=True, text=True)
+    return Need(**json.loads(done.stdout.splitlines()[-1]))
+
+
+def spent(action: Callable[[], object]) -> Need:
+    """What the action takes in this process."""
+    # Linux forgets the highest mark so far.
+    Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
+    before = _status("VmRSS")
     started = time.perf_counter()
-    run(rows)
-    spent = time.perf_counter() - started
-    size = rows.numel() * rows.element_size()
-    print(json.dumps({"seconds": spent, "copies": (_peak() - before) / size}))
+    action()
+    elapsed = time.perf_counter() - started
+    return Need(elapsed, max(0, _status("VmHWM") - before))
 
 
-def _resident() -> int:
-    pages = Path("/proc/self/statm").read_text(encoding="ascii").split()[1]
-    return int(pages) * resource.getpagesize()
+def _status(key: str) -> int:
+    lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{key}:"))
 
 
-def _peak() -> int:
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+def main(module: str, function: str, *arguments: str) -> None:
+    """Prepare, then measure."""
+    action = getattr(import_module(module), function)(*arguments)
+    need = spent(action)
+    print(json.dumps({"seconds": need.seconds, "bytes": need.bytes}))
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """The same rules in ByzFL and Flower, as their users call them.
 
 Both are there in the environment that `make bench` makes for itself: ByzFL without what it depends
-on (see `stand_ins`). Where a definition differs from ours, `DIFFERENCES` says how.
+on (see `stand_ins`).
 """
 
 import importlib
@@ -34,20 +34,18 @@ def _byzfl(name: str, **options: Any) -> Action:
     return run
 
 
-def _flower(name: str, *arguments: Any) -> Action:
+def _flower(name: str, *arguments: Any, **options: Any) -> Action:
     def run(updates: Tensor) -> Tensor:
         module = importlib.import_module("flwr.server.strategy.aggregate")
         results = [([row], 1) for row in updates.numpy()]
-        return torch.from_numpy(getattr(module, name)(results, *arguments)[0])
+        return torch.from_numpy(getattr(module, name)(results, *arguments, **options)[0])
 
     return run
 
 
-def _flower_bulyan(updates: Tensor) -> Tensor:
+def _flower_bulyan(updates: Tensor) -> Any:
     module = importlib.import_module("flwr.server.strategy.aggregate")
-    results = [([row], 1) for row in updates.numpy()]
-    found = module.aggregate_bulyan(results, F_BULYAN, module.aggregate_krum, to_keep=0)
-    return torch.from_numpy(found[0])
+    return _flower("aggregate_bulyan", F_BULYAN, module.aggregate_krum, to_keep=0)(updates)
 
 
 RULES: Mapping[str, Mapping[str, Action]] = MappingProxyType(
@@ -94,15 +92,12 @@ TARGETS: Mapping[str, float] = MappingProxyType(
     }
 )
 
-DIFFERENCES: Mapping[tuple[str, str], str] = MappingProxyType(
+DIFFERENCES = frozenset(
     {
-        (
-            "krum",
-            "ByzFL",
-        ): "sums over n - f - 1 neighbours, one more than Blanchard et al. and ours",
-        ("multi-krum", "ByzFL"): "the same",
-        ("geometric-median", "ByzFL"): "three smoothed steps from 0; ours goes on to the minimum",
-        ("bulyan", "Flower"): "of values equally near the median any may count",
+        ("krum", "ByzFL"),
+        ("multi-krum", "ByzFL"),
+        ("geometric-median", "ByzFL"),
+        ("bulyan", "Flower"),
     }
 )
-"""Rules whose results need not agree, and why."""
+"""Rules whose results need not agree; docs/benchmarks.md says why."""

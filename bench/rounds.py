@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from bench import memory
 from bench.measure import Row
 from holdout.data.datasets import Dataset, load
 from holdout.experiments import reproduce
@@ -37,22 +38,24 @@ def rows() -> list[Row]:
     ]
     if folder := os.environ.get("DATA"):
         for count, panels in ((2, "the paper's panels"), (3, "with `any copy` too")):
-            elapsed = _reproduction_seconds(Path(folder) / "mnist", count)
+            need = _reproduction(Path(folder) / "mnist", count)
             name = f"MNIST figure, one seed, all curves, {panels}: 5 minutes / time"
-            found.append(Row(name, REPRODUCTION_SECONDS / elapsed, 1.0, f"{elapsed:.0f} s"))
+            note = f"{need.seconds:.0f} s; memory: {need}"
+            found.append(Row(name, REPRODUCTION_SECONDS / need.seconds, 1.0, note))
     return found
 
 
-def _reproduction_seconds(data: Path, panels: int) -> float:
+def _reproduction(data: Path, panels: int) -> memory.Need:
     """The first panels and their figure, from the files on."""
     whole = reproduce.FIGURES
     reproduce.FIGURES = {"mnist": whole["mnist"][:panels]}
     one_seed = ["experiment.seeds=[0]"]
     try:
         with tempfile.TemporaryDirectory() as folder:
-            started = time.perf_counter()
-            reproduce.reproduce("mnist", data=data, out=Path(folder) / "out", settings=one_seed)
-            return time.perf_counter() - started
+            out = Path(folder) / "out"
+            return memory.spent(
+                lambda: reproduce.reproduce("mnist", data=data, out=out, settings=one_seed)
+            )
     finally:
         reproduce.FIGURES = whole
 

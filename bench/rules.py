@@ -1,17 +1,17 @@
 """The rules alone, against ByzFL's and Flower's, on 30 updates: time, results and peak memory."""
 
-import json
-import subprocess
 import sys
+from collections.abc import Callable
 from functools import partial
 
 import torch
+from torch import Tensor
 
 from bench import memory, peers
 from bench.measure import Row, seconds
 from holdout import rules
 
-SMALL, LARGE = 79_510, 10_000_000
+ROWS, SMALL, LARGE = 30, 79_510, 10_000_000
 COPIES_MAX = 3.0
 # Of those that take minutes on large updates, or cannot take them, only ours is run there.
 TOO_LARGE = (("bulyan", "Flower"), ("median", "ByzFL"))
@@ -20,32 +20,58 @@ TOO_LARGE = (("bulyan", "Flower"), ("median", "ByzFL"))
 def rows() -> list[Row]:
     """All rules in both sizes; results are compared on the way."""
     found = []
-    # Drawn one by one: rows that are each other's shifts are all equally far from each other, so
-    # that Krum's scores tie, which gradients do not.
-    small = torch.randn(memory.ROWS, SMALL, generator=torch.Generator().manual_seed(0))
+    small = updates(SMALL)
     for rule, ways in peers.RULES.items():
-        times = seconds({who: partial(run, small) for who, run in ways.items()}, repetitions=5)
+        times = seconds({who: partial(run, small) for who, run in ways.items()}, repetitions=9)
+        needs = {who: memory.of(sys.modules[__name__], prepare, who, rule, SMALL) for who in ways}
         for who in ways:
             if who != "ours":
                 _compare(rule, who, small)
                 name = f"{rule}, n = 30, d = {SMALL:,} / {who}"
-                found.append(Row(name, times[who] / times["ours"], peers.TARGETS[rule]))
+                ratio = times[who] / times["ours"]
+                found.append(Row(name, ratio, peers.TARGETS[rule], _note(needs, who, SMALL)))
     for rule, ways in peers.RULES.items():
-        large = {who: _apart(who, rule) for who in ways if (rule, who) not in TOO_LARGE}
-        ours = large.pop("ours")
-        for who, theirs in large.items():
-            name = f"{rule}, n = 30, d = {LARGE:,} / {who}"
-            note = (
-                f"memory: {ours['copies']:.1f} copies of the updates, {who} {theirs['copies']:.1f}"
-            )
-            ratio = theirs["seconds"] / ours["seconds"]
-            found.append(Row(name, ratio, peers.TARGETS[rule], note))
+        needs = {
+            who: memory.of(sys.modules[__name__], prepare, who, rule, LARGE)
+            for who in ways
+            if (rule, who) not in TOO_LARGE
+        }
+        for who in needs:
+            if who != "ours":
+                name = f"{rule}, n = 30, d = {LARGE:,} / {who}"
+                ratio = needs[who].seconds / needs["ours"].seconds
+                found.append(Row(name, ratio, peers.TARGETS[rule], _note(needs, who, LARGE)))
         name = f"{rule}, d = {LARGE:,}: 3 copies of the updates / peak memory"
-        found.append(Row(name, COPIES_MAX / ours["copies"], 1.0))
+        found.append(Row(name, COPIES_MAX / _copies(needs["ours"], LARGE), 1.0))
     return found
 
 
-def _compare(rule: str, who: str, updates: torch.Tensor) -> None:
+def prepare(who: str, rule: str, d: str) -> Callable[[], object]:
+    """A rule on updates that are there already."""
+    run, given = peers.RULES[rule][who], updates(int(d))
+    run(updates(1000))  # Loads what is loaded on demand.
+    return partial(run, given)
+
+
+def updates(d: int) -> Tensor:
+    """Drawn one by one: rows that are each other's shifts are all equally far from each other.
+
+    Krum's scores would tie then, which those of gradients do not.
+    """
+    return torch.randn(ROWS, d, generator=torch.Generator().manual_seed(0))
+
+
+def _copies(need: memory.Need, d: int) -> float:
+    """In copies of the updates, which are one themselves."""
+    return 1 + need.bytes / (4 * ROWS * d)
+
+
+def _note(needs: dict[str, memory.Need], who: str, d: int) -> str:
+    ours, theirs = (_copies(needs[one], d) for one in ("ours", who))
+    return f"memory: {ours:.1f} copies of the updates, {who} {theirs:.1f}"
+
+
+def _compare(rule: str, who: str, updates: Tensor) -> None:
     """Where definitions agree, results do; where not, ours is held against a plain computation."""
     ours, theirs = (peers.RULES[rule][one](updates) for one in ("ours", who))
     if (rule, who) not in peers.DIFFERENCES:
@@ -67,10 +93,3 @@ def _compare(rule: str, who: str, updates: torch.Tensor) -> None:
         order = (chosen - middle).abs().argsort(dim=0, stable=True)[: 30 - 4 * peers.F_BULYAN]
         plain = chosen.gather(0, order).mean(dim=0)
         torch.testing.assert_close(ours, plain.float(), rtol=1e-5, atol=1e-5)
-
-
-def _apart(who: str, rule: str) -> dict[str, float]:
-    command = [sys.executable, "-m", "bench.memory", who, rule, str(LARGE)]
-    done = subprocess.run(command, check=True, capture_output=True, text=True)
-    found: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
-    return found

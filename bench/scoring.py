@@ -1,5 +1,7 @@
 """The vote's hot loop, against the machine's matrix product and against a plain loop."""
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
@@ -19,8 +21,6 @@ PRODUCT_FLOPS = 2 * 2000 * 784 * 3000
 def rows() -> list[Row]:
     """MNIST's and CIFAR-10's votes in the paper's sizes, and a line search."""
     generator = torch.Generator().manual_seed(0)
-    left = torch.randn(2000, 784, generator=generator)
-    right = torch.randn(784, 3000, generator=generator)
     mlp, mlp_candidates, x, y = _case("mlp", (1, 28, 28), 30, 2000)
     lenet5, lenet5_candidates, images, labels = _case("lenet5", (3, 32, 32), 12, 1000)
     directions = mlp_candidates[:2] - mlp_candidates[2]
@@ -28,7 +28,7 @@ def rows() -> list[Row]:
     line = mlp_candidates[2] + coefficients @ directions
     times = seconds(
         {
-            "product": lambda: torch.mm(left, right),
+            "product": product(),
             "mlp": lambda: sample_losses(mlp, mlp_candidates, x, y),
             "mlp loop": lambda: _loop(mlp, mlp_candidates, x, y),
             "lenet5": lambda: sample_losses(lenet5, lenet5_candidates, images, labels),
@@ -49,6 +49,14 @@ def rows() -> list[Row]:
         Row("vote, 30 MLPs / loop", times["mlp loop"] / times["mlp"], 1.0),
         Row("line search, 60 MLPs / one by one", times["line, each"] / times["line"], 3.0),
     ]
+
+
+def product() -> Callable[[], Tensor]:
+    """The machine's matrix product, on samples and first layers in the sizes of a vote."""
+    generator = torch.Generator().manual_seed(0)
+    left = torch.randn(2000, 784, generator=generator)
+    right = torch.randn(784, 3000, generator=generator)
+    return lambda: torch.mm(left, right)
 
 
 def _case(

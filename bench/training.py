@@ -4,14 +4,16 @@ The same data, model, batch size and number of proposers on both sides; nobody l
 """
 
 import importlib
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, TensorDataset
 
-from bench import peers
+from bench import memory, peers
 from bench.measure import Row, seconds
 from holdout.data.datasets import Dataset, load
 from holdout.experiments.own import Own
@@ -22,14 +24,34 @@ from holdout.simulation.stage import first_state
 
 PROPOSERS = 30
 RULES = {"mean": "Average", "trimmed-mean": "TrMean", "krum": "Krum", "median": "Median"}
+SIZES = {"mlp": (83, 2000), "lenet5": (256, 1000)}
+"""The paper's batches, and samples of a worker."""
 TARGET = 5.0
 
 
 def rows() -> list[Row]:
     """MNIST's and CIFAR-10's networks, in the paper's batch sizes."""
-    digits = load("mnist-5k")
+    found = []
+    for model, (batch, _) in SIZES.items():
+        for rule in RULES:
+            times = seconds({who: prepare(who, model, rule) for who in WAYS}, repetitions=5)
+            ours, byzfl = (memory.of(sys.modules[__name__], prepare, w, model, rule) for w in WAYS)
+            name = f"training round, {PROPOSERS} x {batch} {model}, {rule} / ByzFL"
+            note = f"memory: {ours}, ByzFL {byzfl}"
+            found.append(Row(name, times["ByzFL"] / times["ours"], TARGET, note))
+    return found
+
+
+def prepare(who: str, model: str, rule: str) -> Callable[[], object]:
+    """One round, in the simulation or in ByzFL."""
+    return WAYS[who](model, _data(model), rule, *SIZES[model])
+
+
+def _data(model: str) -> Dataset:
+    if model == "mlp":
+        return load("mnist-5k")
     generator = torch.Generator().manual_seed(0)
-    images = Dataset(
+    return Dataset(
         "images",
         torch.randn(4000, 3, 32, 32, generator=generator),
         torch.randint(0, 10, (4000,), generator=generator),
@@ -37,19 +59,6 @@ def rows() -> list[Row]:
         torch.randint(0, 10, (100,), generator=generator),
         10,
     )
-    found = []
-    for model, data, batch, samples in (("mlp", digits, 83, 2000), ("lenet5", images, 256, 1000)):
-        for rule in RULES:
-            times = seconds(
-                {
-                    "ours": _ours(model, data, rule, batch, samples),
-                    "ByzFL": _byzfl(model, data, rule, batch, samples),
-                },
-                repetitions=5,
-            )
-            name = f"training round, {PROPOSERS} x {batch} {model}, {rule} / ByzFL"
-            found.append(Row(name, times["ByzFL"] / times["ours"], TARGET))
-    return found
 
 
 def _ours(model: str, data: Dataset, rule: str, batch: int, samples: int) -> Callable[[], object]:
@@ -137,3 +146,8 @@ def _byzfl(model: str, data: Dataset, rule: str, batch: int, samples: int) -> Ca
             client.set_model_state(now)
 
     return round_
+
+
+WAYS: Mapping[str, Callable[[str, Dataset, str, int, int], Callable[[], object]]] = (
+    MappingProxyType({"ours": _ours, "ByzFL": _byzfl})
+)

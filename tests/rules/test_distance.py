@@ -181,6 +181,17 @@ def test_no_row_is_finite_and_yet_there_is_a_choice():
     assert bulyan_choice(updates, f=1) == (0, 1, 2, 3, 4)
 
 
+def test_junk_of_every_kind_is_computed_without_a_warning():
+    # So long that several runs of blocks are added up: infinities of both signs meet there.
+    updates = torch.randn(30, 100_000, generator=torch.Generator().manual_seed(0))
+    largest = torch.finfo(torch.float32).max
+    updates[3], updates[4], updates[5, ::2], updates[6, :10] = largest, -largest, largest, largest
+    updates[7], updates[8], updates[9, 0], updates[10, -1] = math.nan, math.inf, math.inf, -math.inf
+    assert krum_choice(updates, f=9) not in range(3, 11)
+    assert not set(multi_krum_choice(updates, f=9)).intersection(range(3, 11))
+    assert not set(bulyan_choice(updates, f=6)).intersection(range(3, 11))
+
+
 def test_distances_that_overflow_float64_count_as_infinite():
     updates = random_updates(5, 8).double()
     updates[2] = 1e300

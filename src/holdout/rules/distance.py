@@ -226,8 +226,9 @@ def centred_gram(
         return gram
 
     total = np.zeros((n, n))
-    for part in map_runs(work, d, width):
-        total += part
+    with np.errstate(invalid="ignore", over="ignore"):
+        for part in map_runs(work, d, width):
+            total += part
     return total
 
 
