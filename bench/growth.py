@@ -3,7 +3,7 @@
 The vote's work is proportional to each of the four; an exponent well above 1 would be a fault.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -12,10 +12,8 @@ from matplotlib.figure import Figure
 from torch import nn
 
 from bench.measure import Row, seconds
+from bench.simulated import rounds
 from holdout.experiments.own import Own
-from holdout.experiments.plan import make_plan
-from holdout.simulation.central import run_round
-from holdout.simulation.stage import first_state
 
 PLOT = Path(__file__).with_name("growth.png")
 SIZES: dict[str, Sequence[int]] = {
@@ -79,11 +77,7 @@ def _seconds(sizes: dict[str, int]) -> float:
         "vote": {"samples": sizes["m_c"]},
         "attack": {"name": "none"},
     }
-    plan = make_plan(config, Own(data=data, model=factory))
-    curve, seed = plan.curves[0]
-    federation = plan.federation(curve, seed)
-    state = first_state(federation)
-    action: Callable[[], object] = lambda: run_round(federation, curve, state)  # noqa: E731
+    action = rounds(config, Own(data=data, model=factory))
     return seconds({"round": action}, repetitions=3)["round"]
 
 

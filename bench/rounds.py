@@ -15,12 +15,10 @@ import torch
 
 from bench import memory
 from bench.measure import Row
+from bench.simulated import rounds
 from holdout.data.datasets import Dataset, load
 from holdout.experiments import reproduce
 from holdout.experiments.own import Own
-from holdout.experiments.plan import make_plan
-from holdout.simulation.central import run_round
-from holdout.simulation.stage import first_state
 from holdout.workers import HoldoutScores
 
 WARM_UP, MEASURED = 2, 5
@@ -75,16 +73,14 @@ def _as_large_as_mnist() -> Dataset:
 
 
 def _scoring_share(rule: str, data: Dataset) -> float:
-    plan = make_plan({"experiment": {"rules": [rule], "baseline": False}}, Own(data=data))
-    curve, seed = plan.curves[0]
-    federation = plan.federation(curve, seed)
-    state = first_state(federation)
+    config = {"experiment": {"rules": [rule], "baseline": False}}
+    next_round = rounds(config, Own(data=data))
     for _ in range(WARM_UP):
-        _, state = run_round(federation, curve, state)
+        next_round()
     with _timed_scoring() as scoring:
         started = time.perf_counter()
         for _ in range(MEASURED):
-            _, state = run_round(federation, curve, state)
+            next_round()
         whole = time.perf_counter() - started
     return sum(scoring) / whole
 

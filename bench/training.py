@@ -15,12 +15,10 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from bench import memory, peers
 from bench.measure import Row, seconds
+from bench.simulated import rounds
 from holdout.data.datasets import Dataset, load
 from holdout.experiments.own import Own
-from holdout.experiments.plan import make_plan
 from holdout.learning.models import lenet5
-from holdout.simulation.central import run_round
-from holdout.simulation.stage import first_state
 
 PROPOSERS = 30
 RULES = {"mean": "Average", "trimmed-mean": "TrMean", "krum": "Krum", "median": "Median"}
@@ -81,16 +79,7 @@ def _ours(model: str, data: Dataset, rule: str, batch: int, samples: int) -> Cal
         "vote": {"samples": samples},
         "attack": {"name": "none"},
     }
-    plan = make_plan(config, Own(data=data))
-    curve, seed = plan.curves[0]
-    federation = plan.federation(curve, seed)
-    state = first_state(federation)
-
-    def round_() -> None:
-        nonlocal state
-        _, state = run_round(federation, curve, state)
-
-    return round_
+    return rounds(config, Own(data=data))
 
 
 def _byzfl(model: str, data: Dataset, rule: str, batch: int, samples: int) -> Callable[[], object]:

@@ -1,0 +1,23 @@
+"""Rounds of a simulated federation, to be timed."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from holdout.experiments.own import Own
+from holdout.experiments.plan import make_plan
+from holdout.simulation.central import run_round
+from holdout.simulation.stage import first_state
+
+
+def rounds(values: Mapping[str, Any], own: Own) -> Callable[[], None]:
+    """Each call does the next round of the first curve of a config."""
+    plan = make_plan(values, own)
+    curve, seed = plan.curves[0]
+    federation = plan.federation(curve, seed)
+    state = first_state(federation)
+
+    def next_round() -> None:
+        nonlocal state
+        _, state = run_round(federation, curve, state)
+
+    return next_round
