@@ -208,6 +208,7 @@ _ALL = (
         rules=PAPER,
     ),
     _cifar("cifar10-raw", "inputs not normalised", "data.normalise=false"),
+    _cifar("cifar10-100", "m_c = 100", "vote.samples=100"),
     _cifar("cifar10-1000", "m_c = 1000", "vote.samples=1000"),
 )
 EXPERIMENTS: Mapping[str, Experiment] = MappingProxyType({e.name: e for e in _ALL})
