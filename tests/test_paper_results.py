@@ -18,7 +18,6 @@ from holdout.config import apply_settings, parse, read_file
 from holdout.results import LOCK
 
 ROOT = Path(__file__).resolve().parent.parent
-PAGES = ("paper.md", "robustness.md")
 
 
 def tool(name):
@@ -37,7 +36,7 @@ figures = tool("paper_figures")
 FILES = sorted((ROOT / "docs" / "results").glob("*.json"))
 
 
-@pytest.mark.parametrize("page", PAGES)
+@pytest.mark.parametrize("page", tables.PAGES)
 def test_a_page_holds_exactly_what_the_results_give(page):
     text = (ROOT / "docs" / page).read_text("utf-8")
     assert tables.filled(text, tables.read_all()) == text
@@ -51,7 +50,7 @@ def test_the_tools_examples_hold(module):
 
 
 def test_every_table_stands_on_one_page():
-    texts = [(ROOT / "docs" / page).read_text("utf-8") for page in PAGES]
+    texts = [(ROOT / "docs" / page).read_text("utf-8") for page in tables.PAGES]
     found = [match[2] for text in texts for match in tables.MARKED.finditer(text)]
     assert sorted(found) == sorted(tables.TABLES)
 

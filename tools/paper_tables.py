@@ -1,4 +1,4 @@
-"""Write the tables of docs/paper.md and docs/robustness.md from docs/results, between markers.
+"""Write the tables of docs/paper.md, robustness.md and benchmarks.md from docs/results.
 
 Usage: python tools/paper_tables.py
 
@@ -6,6 +6,7 @@ A table stands between `<!-- results NAME -->` and `<!-- /results -->`; `TABLES`
 No number on these pages that was measured is typed in by hand.
 """
 
+import json
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from fractions import Fraction
@@ -31,7 +32,8 @@ from holdout.experiments.committees import plan
 from holdout.experiments.curves import name_of
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
-PAGES = ("paper.md", "robustness.md")
+PAGES = ("paper.md", "robustness.md", "benchmarks.md")
+SPEED = DOCS / "results" / "bench" / "results.json"
 MARKED = re.compile(r"(<!-- results ([\w.-]+) -->\n).*?(<!-- /results -->)", re.DOTALL)
 NUMBER = re.compile(r"[\d–]")
 NOTHING = "–"
@@ -363,6 +365,25 @@ def _accepted(found: Sequence[Strand]) -> str:
     return f"{accepted}; {_cell(found, lambda s: s.empty_rounds)}" if found else NOTHING
 
 
+def _speed(_results: Results) -> str:
+    """One whole run of `make bench`, as it was written."""
+    if not SPEED.exists():
+        return "Not run yet."
+    found = json.loads(SPEED.read_bytes())
+    rows = [
+        (
+            row["name"],
+            f"{row['ratio']:.2f}",
+            f"{row['target']:g}",
+            "met" if row["met"] else "**missed**",
+            row["note"],
+        )
+        for row in found["rows"]
+    ]
+    where = ", ".join(f"{key} {value}" for key, value in found["machine"].items())
+    return f"{_table(('what', 'ratio', 'target', '', ''), rows)}\n\nMachine: {where}."
+
+
 def _of_attacks(prefix: str) -> dict[str, Callable[[Results], str]]:
     return {
         f"{prefix}-final": partial(_attacks, prefix, ROBUST, _cell),
@@ -385,6 +406,7 @@ TABLES: Mapping[str, Callable[[Results], str]] = MappingProxyType(
         "cifar10-claims": _cifar_claims,
         "ballots": _ballots,
         "environment": _environment,
+        "speed": _speed,
         **_of_attacks("robustness"),
         **_of_attacks("dirichlet-0.5"),
         **_of_attacks("dirichlet-0.1"),
