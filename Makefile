@@ -37,7 +37,7 @@ format: $(READY)
 	$(BIN)/ruff check --fix
 
 bench: $(BENCH)/.ready  ## Speed, as ratios within one run; writes bench/results.json, growth.png.
-	$(BENCH)/bin/python -m bench.run
+	OMP_WAIT_POLICY=PASSIVE $(BENCH)/bin/python -m bench.run  # As the command itself does.
 
 # ByzFL comes without what it depends on: torchvision would pull gigabytes and does not load beside
 # a torch for CPUs. The rest is ours, and bench/stand_ins.
