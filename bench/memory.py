@@ -1,6 +1,6 @@
 """What one action needs, in a process of its own: how long it takes and how much memory.
 
-`python -m bench.memory MODULE FUNCTION ARGUMENT...` prepares the action by that function, does it
+`python -m bench.memory MODULE ARGUMENT...` prepares the action by the module's `prepare`, does it
 once, and prints one line of JSON: seconds, and bytes above what was there before.
 """
 
@@ -9,10 +9,9 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from importlib import import_module
 from pathlib import Path
-from types import ModuleType
 
 MEGABYTE = 1e6
 
@@ -28,10 +27,9 @@ class Need:
         return f"{self.bytes / MEGABYTE:,.0f} MB"
 
 
-def of(module: ModuleType, function: Callable[..., object], *arguments: object) -> Need:
-    """What the action that the function prepares takes, apart from everything else."""
-    name = getattr(function, "__name__", "")
-    command = [sys.executable, "-m", "bench.memory", module.__name__, name, *map(str, arguments)]
+def of(module: str, *arguments: object) -> Need:
+    """What the action that the module prepares takes, apart from everything else."""
+    command = [sys.executable, "-m", "bench.memory", module, *map(str, arguments)]
     done = subprocess.run(command, check=True, capture_output=True, text=True)
     return Need(**json.loads(done.stdout.splitlines()[-1]))
 
@@ -52,11 +50,10 @@ def _status(key: str) -> int:
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{key}:"))
 
 
-def main(module: str, function: str, *arguments: str) -> None:
+def main(module: str, *arguments: str) -> None:
     """Prepare, then measure."""
-    action = getattr(import_module(module), function)(*arguments)
-    need = spent(action)
-    print(json.dumps({"seconds": need.seconds, "bytes": need.bytes}))
+    need = spent(import_module(module).prepare(*arguments))
+    print(json.dumps(asdict(need)))
 
 
 if __name__ == "__main__":

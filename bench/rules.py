@@ -1,6 +1,5 @@
 """The rules alone, against ByzFL's and Flower's, on 30 updates: time, results and peak memory."""
 
-import sys
 from collections.abc import Callable
 from functools import partial
 
@@ -23,7 +22,7 @@ def rows() -> list[Row]:
     small = updates(SMALL)
     for rule, ways in peers.RULES.items():
         times = seconds({who: partial(run, small) for who, run in ways.items()}, repetitions=9)
-        needs = {who: memory.of(sys.modules[__name__], prepare, who, rule, SMALL) for who in ways}
+        needs = {who: memory.of(__name__, who, rule, SMALL) for who in ways}
         for who in ways:
             if who != "ours":
                 _compare(rule, who, small)
@@ -32,7 +31,7 @@ def rows() -> list[Row]:
                 found.append(Row(name, ratio, peers.TARGETS[rule], _note(needs, who, SMALL)))
     for rule, ways in peers.RULES.items():
         needs = {
-            who: memory.of(sys.modules[__name__], prepare, who, rule, LARGE)
+            who: memory.of(__name__, who, rule, LARGE)
             for who in ways
             if (rule, who) not in TOO_LARGE
         }

@@ -4,7 +4,6 @@ The same data, model, batch size and number of proposers on both sides; nobody l
 """
 
 import importlib
-import sys
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any
@@ -33,7 +32,7 @@ def rows() -> list[Row]:
     for model, (batch, _) in SIZES.items():
         for rule in RULES:
             times = seconds({who: prepare(who, model, rule) for who in WAYS}, repetitions=5)
-            ours, byzfl = (memory.of(sys.modules[__name__], prepare, w, model, rule) for w in WAYS)
+            ours, byzfl = (memory.of(__name__, w, model, rule) for w in WAYS)
             name = f"training round, {PROPOSERS} x {batch} {model}, {rule} / ByzFL"
             note = f"memory: {ours}, ByzFL {byzfl}"
             found.append(Row(name, times["ByzFL"] / times["ours"], TARGET, note))

@@ -3,7 +3,6 @@
 30 proposals, 10 of them the same lie, judged by 30 voters on 2,000 samples each.
 """
 
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -78,9 +77,9 @@ def _rows(kind: str) -> list[Row]:
     # Nobody need score a sample twice, nor a copy.
     done = asked * vote.share_of_samples * (PROPOSALS - COPIES + 1) / PROPOSALS
     whole = times["obvious"] * VOTERS / ASKED
-    ours, obvious = (memory.of(sys.modules[__name__], prepare, kind, w) for w in WAYS)
+    ours, obvious = (memory.of(__name__, kind, w) for w in WAYS)
     title = f"vote, 30 x 30 x 2,000, 10 copies, {kind}"
-    used = f"memory: {ours}, the other {obvious}"
+    used = f"memory: {ours}, the other {obvious} for {ASKED} voters"
     return [
         Row(f"{title} / a DataLoader for each voter and proposal", whole / times["ours"], 10, used),
         Row(f"{title} / matrix product (all counted as work)", asked / rate, 1.0),

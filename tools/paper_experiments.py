@@ -9,7 +9,6 @@ import json
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain, repeat
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -71,14 +70,8 @@ class Experiment:
         sets = ["data.path=DIR", *self.settings]
         if tuple(panel_values(self.panel)["experiment"]["rules"]) != self.rules:
             sets.append(f"experiment.rules={json.dumps(self.rules)}")
-        return shlex.join(
-            [
-                "holdout",
-                "run",
-                f"{PANELS}/{self.panel}.toml",
-                *chain(*zip(repeat("--set"), sets, strict=False)),
-            ]
-        )
+        options = [part for setting in sets for part in ("--set", setting)]
+        return shlex.join(["holdout", "run", f"{PANELS}/{self.panel}.toml", *options])
 
 
 def _variant(name: str, says: str, *settings: str, **changes: Any) -> Experiment:
