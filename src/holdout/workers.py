@@ -302,7 +302,7 @@ class HoldoutScores:
         """One voter's own."""
         shard, rows = self._voters[voter].shard, self._rows[voter]
         compressed = _compressed(self._voters[voter])
-        x = shard.x[rows] if compressed is None else compressed.take(rows)
+        x = shard.x[rows] if compressed is None else sparse.take(compressed, rows)
         return x, shard.y[rows]
 
     def _average(self, score: "_Score", count: int, voters: tuple[int, ...]) -> Tensor:
@@ -349,8 +349,9 @@ def _pool(voters: Sequence[HonestWorker], rows: Sequence[Tensor]) -> list[_Pool]
     for places in members.values():
         distinct, columns = torch.unique(torch.cat([rows[n] for n in places]), return_inverse=True)
         first = voters[places[0]]
-        x, y, blocks = first.shard.x, first.shard.y, distinct.split(SCORING_BLOCK)
-        compressed = _compressed(first)
+        x, y, compressed = first.shard.x, first.shard.y, _compressed(first)
+        # Sparse samples are few enough to be one block, which is made ready for once.
+        blocks = distinct.split(SCORING_BLOCK) if compressed is None else (distinct,)
         pools.append(
             _Pool(
                 first.model,

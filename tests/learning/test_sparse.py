@@ -1,5 +1,8 @@
 """Samples without their background: the same samples, and the same losses of what is scored."""
 
+import weakref
+from functools import partial
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -33,6 +36,8 @@ def test_nothing_is_lost(samples, background, share, seed):
     torch.testing.assert_close(found.dense(), x, rtol=1e-6, atol=1e-6)
     rows = torch.randint(0, samples, (7,), generator=torch.Generator().manual_seed(seed))
     torch.testing.assert_close(found.take(rows).dense(), x[rows], rtol=1e-6, atol=1e-6)
+    some = rows.sort().values  # Often of rows that follow each other.
+    torch.testing.assert_close(found.take(some).dense(), x[some], rtol=1e-6, atol=1e-6)
     assert found.take(rows[:0]).dense().shape == (0, 2, 20)
     half = slice(samples // 3, samples)
     torch.testing.assert_close(found.block(half).dense(), x[half], rtol=1e-6, atol=1e-6)
@@ -102,6 +107,22 @@ def test_a_change_in_place_is_noticed():
     after = sparse.of(x)
     assert after is not before
     torch.testing.assert_close(after.dense(), x, rtol=1e-6, atol=1e-6)
+
+
+def test_rows_are_taken_once_and_not_kept_longer_than_they_live():
+    x, _ = mostly_background()
+    found, rows = sparse.of(x), torch.tensor([3, 4, 9])
+    before = sparse.take(found, rows)
+    assert sparse.take(found, rows) is before
+    rows[0] = 7
+    assert_close = partial(torch.testing.assert_close, rtol=1e-6, atol=1e-6)
+    assert_close(sparse.take(found, rows).dense(), x[rows])
+    x[7] = 0.5
+    assert_close(sparse.take(sparse.of(x), rows).dense(), x[rows])
+    kept = weakref.ref(sparse.take(sparse.of(x), rows).values)
+    assert kept() is not None
+    del rows
+    assert kept() is None
 
 
 def test_a_candidate_that_is_not_finite_is_infinitely_bad():

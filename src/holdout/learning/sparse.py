@@ -66,8 +66,12 @@ class Sparse:
         shape = torch.Size((len(rows), *self.shape[1:]))
         if len(rows) == 0:
             return Sparse(shape, self.background, starts, self.columns[:0], self.values[:0])
-        # Whole runs are copied: half the time of gathering number by number.
-        runs = [slice(*pair) for pair in zip(begins.tolist(), ends.tolist(), strict=True)]
+        # Samples that follow each other here too are copied as one run: up to four times as fast as
+        # gathering number by number.
+        is_cut = begins[1:] != ends[:-1]
+        firsts = torch.cat([begins[:1], begins[1:][is_cut]])
+        lasts = torch.cat([ends[:-1][is_cut], ends[-1:]])
+        runs = list(map(slice, firsts.tolist(), lasts.tolist()))
         columns, values = (
             torch.from_numpy(np.concatenate([numbers[run] for run in runs]))
             for numbers in (self.columns.numpy(), self.values.numpy())
@@ -125,8 +129,21 @@ def of(x: Tensor) -> Sparse | None:
         return known[1]
 
 
+def take(samples: Sparse, rows: Tensor) -> Sparse:
+    """`samples.take(rows)`, remembered as long as the tensor of rows lives."""
+    version = rows._version  # noqa: SLF001
+    with _KNOWING:
+        known = _TAKEN.get(rows)
+    if known is None or known[0] is not samples or known[1] != version:
+        known = (samples, version, samples.take(rows))
+        with _KNOWING:
+            _TAKEN[rows] = known
+    return known[2]
+
+
 _KNOWING = Lock()
 _KNOWN: MutableMapping[Tensor, tuple[int, Sparse | None]] = WeakTensorKeyDictionary()
+_TAKEN: MutableMapping[Tensor, tuple[Sparse, int, Sparse]] = WeakTensorKeyDictionary()
 
 
 def _compress(x: Tensor) -> Sparse | None:
