@@ -17,10 +17,10 @@ from holdout.experiments.own import Own
 
 PLOT = Path(__file__).with_name("growth.png")
 SIZES: dict[str, Sequence[int]] = {
-    "N_p": (8, 16, 32, 64),
-    "N_c": (8, 16, 32, 64),
-    "m_c": (125, 250, 500, 1000),
-    "d": (20_000, 40_000, 80_000, 160_000),
+    "N_p": (8, 16, 32, 64, 128),
+    "N_c": (8, 16, 32, 64, 128),
+    "m_c": (125, 250, 500, 1000, 2000),
+    "d": (20_000, 40_000, 80_000, 160_000, 320_000),
 }
 USUAL = {"N_p": 16, "N_c": 16, "m_c": 500, "d": 80_000}
 INPUTS, CLASSES = 784, 10
@@ -41,6 +41,10 @@ def rows() -> list[Row]:
             f"a holdout round grows as {name}^{exponent:.2f}; {EXPONENT_MAX} / exponent",
             EXPONENT_MAX / max(exponent, 0.01),
             1.0,
+            ", ".join(
+                f"{size:,}: {time:.3f} s"
+                for size, time in zip(SIZES[name], curves[name], strict=True)
+            ),
         )
         for name, exponent in exponents.items()
     ]
@@ -66,7 +70,7 @@ def _seconds(sizes: dict[str, int]) -> float:
             "rounds": 10**6,
             "evaluate_every": 10**6,
         },
-        "data": {"samples_per_worker": 1000, "normalise": False},
+        "data": {"samples_per_worker": 2000, "normalise": False},
         "federation": {
             "workers": sizes["N_p"] + sizes["N_c"],
             "proposers": sizes["N_p"],
@@ -85,8 +89,15 @@ def _plot(curves: dict[str, list[float]], exponents: dict[str, float]) -> None:
     figure = Figure(figsize=(11, 2.8), layout="constrained")
     axes = figure.subplots(1, len(curves), sharey=True)
     for axis, (name, times) in zip(axes, curves.items(), strict=True):
-        axis.loglog(SIZES[name], times, "o-")
+        sizes = np.array(SIZES[name])
+        axis.loglog(sizes, times, "o-", label="measured")
+        axis.loglog(sizes, times[0] * sizes / sizes[0], ":", color="grey", label="proportional")
         axis.set_title(f"{name}: exponent {exponents[name]:.2f}")
         axis.set_xlabel(name)
+        axis.set_xticks(
+            sizes, [f"{size:g}" if name != "d" else f"{size // 1000} k" for size in sizes]
+        )
+        axis.minorticks_off()
     axes[0].set_ylabel("seconds a round")
+    axes[0].legend()
     figure.savefig(PLOT, dpi=80)

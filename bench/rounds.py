@@ -1,12 +1,13 @@
 """A whole round in the paper's MNIST sizes: how much of it is the vote itself?
 
-And, with `make bench DATA=FOLDER` (the folder has `mnist` in it), all of the MNIST figure.
+And, with `make bench DATA=FOLDER` (the folder has `mnist` and `cifar10` in it), all of the MNIST
+figure, and both figures cut down by `--quick`.
 """
 
 import os
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,7 @@ from holdout.workers import HoldoutScores
 WARM_UP, MEASURED = 2, 5
 SCORERS = ("_score", "combination_losses")
 """The two ways in which scores are computed."""
-REPRODUCTION_SECONDS = 300
+REPRODUCTION_SECONDS, QUICK_SECONDS = 300, 180
 
 
 def rows() -> list[Row]:
@@ -35,24 +36,34 @@ def rows() -> list[Row]:
         for rule in ("holdout", "holdout-paper")
     ]
     if folder := os.environ.get("DATA"):
-        for count, panels in ((2, "the paper's panels"), (3, "with `any copy` too")):
-            need = _reproduction(Path(folder) / "mnist", count)
-            name = f"MNIST figure, one seed, all curves, {panels}: 5 minutes / time"
-            note = f"{need.seconds:.0f} s; memory: {need}"
-            found.append(Row(name, REPRODUCTION_SECONDS / need.seconds, 1.0, note))
+        found += _figures(Path(folder))
     return found
 
 
-def _reproduction(data: Path, panels: int) -> memory.Need:
-    """The first panels and their figure, from the files on."""
+def _figures(data: Path) -> Iterator[Row]:
+    """Whole figures, from the files on."""
+    for name, settings in reproduce.QUICK.items():
+        need = _reproduction(name, data, settings)
+        title = f"{name} figure, `--quick`: 3 minutes / time"
+        yield Row(title, QUICK_SECONDS / need.seconds, 1.0, f"{need.seconds:.0f} s; memory: {need}")
+    for count, panels in ((2, "the paper's panels"), (3, "with `any copy` too")):
+        need = _reproduction("mnist", data, ["experiment.seeds=[0]"], panels=count)
+        title = f"mnist figure, one seed, all curves, {panels}: 5 minutes / time"
+        ratio = REPRODUCTION_SECONDS / need.seconds
+        yield Row(title, ratio, 1.0, f"{need.seconds:.0f} s; memory: {need}")
+
+
+def _reproduction(
+    name: str, data: Path, settings: Sequence[str], panels: int | None = None
+) -> memory.Need:
+    """A figure, or the first panels of it."""
     whole = reproduce.FIGURES
-    reproduce.FIGURES = {"mnist": whole["mnist"][:panels]}
-    one_seed = ["experiment.seeds=[0]"]
+    reproduce.FIGURES = {name: whole[name][:panels]}
     try:
         with tempfile.TemporaryDirectory() as folder:
             out = Path(folder) / "out"
             return memory.spent(
-                lambda: reproduce.reproduce("mnist", data=data, out=out, settings=one_seed)
+                lambda: reproduce.reproduce(name, data=data / name, out=out, settings=settings)
             )
     finally:
         reproduce.FIGURES = whole

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
 
 from matplotlib.figure import Figure
-from paper_experiments import GAMMAS, PAPER, VOTES
+from paper_experiments import EXPERIMENTS, GAMMAS, PAPER, VOTES
 from paper_results import FOLDER, Measured, Strand, read
 from PIL import Image
 
@@ -44,10 +44,11 @@ def main() -> None:
     """Draw what there are results for."""
     for name, parts in PANELS.items():
         if results := read(name):
-            titles = [panel.title for panel in FIGURES[name]]
-            drawn = [curves(results, part) for part in parts]
-            picture = panels_png(list(zip(titles, drawn, strict=True)))
-            write_atomic(FOLDER / f"{name}.png", small(picture))
+            titled = [
+                (f"{panel.title}\n({_run(results, part)})", curves(results, part))
+                for panel, part in zip(FIGURES[name], parts, strict=True)
+            ]
+            write_atomic(FOLDER / f"{name}.png", small(panels_png(titled)))
     if results := read("mnist-passing"):
         write_atomic(FOLDER / "mnist-passing.png", small(passing(results)))
 
@@ -57,15 +58,36 @@ def curves(results: Mapping[str, Measured], parts: Parts) -> list[Curve]:
     return group(list(_rounds(results, parts)))
 
 
+def _run(results: Mapping[str, Measured], parts: Parts) -> str:
+    """How many seeds the curves of a panel have, and what is not as in `holdout reproduce`."""
+    counts = {
+        len(drawn)
+        for name, rules in parts.items()
+        for rule in rules
+        if (drawn := _drawn(results, name, rule))
+    }
+    seeds = " to ".join(map(str, sorted({min(counts), max(counts)})))
+    samples = [
+        f", m_c = {setting.removeprefix('vote.samples=')}"
+        for setting in EXPERIMENTS[list(parts)[-1]].settings
+        if setting.startswith("vote.samples=")
+    ]
+    return f"{seeds} seed{'' if seeds == '1' else 's'}{''.join(samples)}"
+
+
+def _drawn(results: Mapping[str, Measured], name: str, rule: str) -> list[Strand]:
+    """The strands of a curve; those that came to their end, where there are such.
+
+    The others would bend the mean half-way.
+    """
+    strands = [s for s in results[name].strands if s.rule == rule] if name in results else []
+    return [s for s in strands if s.outcome != "unfinished"] or strands
+
+
 def _rounds(results: Mapping[str, Measured], parts: Parts) -> Iterator[Round]:
     for name, rules in parts.items():
-        if name not in results:
-            continue
         for rule in rules:
-            strands = [strand for strand in results[name].strands if strand.rule == rule]
-            # Where some seeds came to their end, the others would bend the mean half-way.
-            ended = [strand for strand in strands if strand.outcome != "unfinished"]
-            drawn = ended or strands
+            drawn = _drawn(results, name, rule)
             numbers = sorted({number for strand in drawn for number, _ in strand.curve})
             for strand in drawn:
                 yield from _points(strand, numbers)

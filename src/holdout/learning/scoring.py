@@ -32,8 +32,9 @@ BLOCK_FLOATS = 1 << 21
 # Blocks are multiples of this many samples: fewer make thin products, others ill-aligned rows.
 BLOCK_SAMPLES_UNIT = 16
 BLOCK_SAMPLES_GENERAL = 250
-# Floats of candidates handled at once, so that memory stays bounded however many there are.
-CHUNK_FLOATS = 1 << 24
+# Floats of candidates handled at once, 12 MB: memory stays bounded however many there are, and
+# their stacked weights, which every block of samples reads again, stay in the cache.
+CHUNK_FLOATS = 3 << 20
 # Floats of the first layer's outputs kept for a line search on some samples: 64 MB.
 KEPT_FLOATS = 1 << 24
 
