@@ -160,7 +160,12 @@ MISTAKES = [
     ("federation", "disjoint", "yes", "must be a valid boolean"),
     ("vote", "gate", "mean", "must be 'median', 'zero' or 'none'"),
     ("vote", "samples", 0, "must be greater than or equal to 1"),
-    ("attack", "gamma", -1, 'must be a number that is not negative, "adaptive" or "krum"'),
+    (
+        "attack",
+        "gamma",
+        -1,
+        'must be a number that is not negative, "adaptive", "krum" or "krum-unsquared"',
+    ),
     ("attack", "gamma", math.nan, "must be a number that is not negative"),
     ("attack", "gamma", True, "must be a number that is not negative"),
     ("attack", "gamma", "strong", "must be a number that is not negative"),

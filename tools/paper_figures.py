@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
 
 from matplotlib.figure import Figure
-from paper_experiments import EXPERIMENTS, GAMMAS, PAPER, VOTES
+from paper_experiments import AUTHORS_RULES, EXPERIMENTS, GAMMAS, PAPER, VOTES
 from paper_results import FOLDER, Measured, Strand, read
 from PIL import Image
 
@@ -17,7 +17,7 @@ from holdout.experiments.figures import panels_png
 from holdout.experiments.reproduce import FIGURES
 from holdout.results import write_atomic
 
-WIDTH_PIXELS = 1400
+WIDTH_PIXELS = 1800
 COLOURS = 255
 METHOD = Image.Quantize.FASTOCTREE
 OTHERS = PAPER[: -len(VOTES)]
@@ -31,10 +31,12 @@ PANELS: Mapping[str, Sequence[Parts]] = MappingProxyType(
             {"mnist-left": PAPER},
             {"mnist-left": ("mean",), "mnist-right": PAPER},
             {"mnist-left": ("mean",), "mnist-right": OTHERS, "mnist-any": VOTES},
+            {"mnist-left": ("mean",), "mnist-authors": AUTHORS_RULES},
         ),
         "cifar10": (
             {"cifar10-none": ("mean",), "cifar10-all": PAPER},
             {"cifar10-none": ("mean",), "cifar10-all": OTHERS, "cifar10-any": VOTES},
+            {"cifar10-none": ("mean",), "cifar10-authors": AUTHORS_RULES},
         ),
     }
 )

@@ -20,7 +20,13 @@ from torch import Tensor
 
 from holdout.errors import InfeasibleError
 from holdout.ids import ProposalId, WorkerId
-from holdout.rules import Rule, krum_choice, mean, multi_krum_choice
+from holdout.rules import (
+    Rule,
+    krum_choice,
+    krum_unsquared_choice,
+    mean,
+    multi_krum_choice,
+)
 from holdout.voting import Ballot, Selection, Terms, bound_radius, tally
 
 
@@ -188,6 +194,7 @@ CHOICES: Mapping[str, Callable[[Tensor, int], Sequence[int]]] = MappingProxyType
     {
         "mean": lambda updates, _f: range(len(updates)),
         "krum": lambda updates, f: [krum_choice(updates, f=f)],
+        "krum-unsquared": lambda updates, f: [krum_unsquared_choice(updates, f=f)],
         "multi-krum": lambda updates, f: multi_krum_choice(updates, f=f),
     }
 )

@@ -52,7 +52,7 @@ def make_view():
             "known": 0.1 * torch.randn(known, len(weights), generator=generator),
             "own_updates": lambda: own,
             "deployed": Scripted(2.0),
-            "krum": Scripted(1.0),
+            "baseline": {"krum": Scripted(1.0), "krum-unsquared": Scripted(1.5)}.__getitem__,
             "source": stream(seed, "attack", round_number),
         }
         return View(**{**values, **changed})

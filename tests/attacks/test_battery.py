@@ -246,12 +246,14 @@ def test_gamma_is_searched_against_the_deployed_rule_or_krum(name, make_view):
     view = make_view()
     adaptive = ATTACKS[name](gamma="adaptive")(view)
     assert adaptive.gamma == pytest.approx(1.9)
-    assert view.krum.asked == []
-    as_authors = ATTACKS[name](gamma="krum")(view)
-    assert as_authors.gamma == pytest.approx(0.9)
+    assert view.baseline("krum").asked == []
+    tuned = ATTACKS[name](gamma="krum")(view)
+    assert tuned.gamma == pytest.approx(0.9)
+    as_authors = ATTACKS[name](gamma="krum-unsquared")(view)
+    assert as_authors.gamma == pytest.approx(1.4)
     bounded = ATTACKS[name](gamma="adaptive", gamma_max=0.55)(view)
     assert bounded.gamma == 0.55
-    for lie in (adaptive, as_authors, bounded):
+    for lie in (adaptive, tuned, as_authors, bounded):
         fixed = ATTACKS[name](gamma=lie.gamma)(view)
         assert torch.equal(lie.updates, fixed.updates)
 

@@ -10,7 +10,13 @@ from hypothesis import strategies as st
 
 from holdout.attacks import ATTACKS, DeployedRule
 from holdout.attacks.search import GROWTH, STEP, inflate, strengths
-from holdout.rules import RULES, bulyan_choice, krum_choice, multi_krum_choice
+from holdout.rules import (
+    RULES,
+    bulyan_choice,
+    krum_choice,
+    krum_unsquared_choice,
+    multi_krum_choice,
+)
 
 LINE = (torch.zeros(3), torch.ones(3))
 
@@ -95,6 +101,7 @@ def kept_by_bulyan(updates, honest, f):
 
 ORACLES = {
     "krum": lambda u, h, f: krum_choice(u, f=f) >= h,
+    "krum-unsquared": lambda u, h, f: krum_unsquared_choice(u, f=f) >= h,
     "multi-krum": lambda u, h, f: max(multi_krum_choice(u, f=f)) >= h,
     "bulyan": kept_by_bulyan,
     "trimmed-mean": lambda u, h, f: kept_places(u.numpy(), h, f, len(u) - f - 1),
@@ -152,7 +159,7 @@ def test_a_value_equal_to_a_kept_one_is_kept():
         assert all(DeployedRule(rule, honest, 1, 3).selects(base, step, [0.0, 1e3])), rule
 
 
-@pytest.mark.parametrize("rule", ["krum", "multi-krum", "bulyan"])
+@pytest.mark.parametrize("rule", ["krum", "krum-unsquared", "multi-krum", "bulyan"])
 def test_an_infeasible_rule_selects_nothing(rule):
     honest, base, step = lies(0, honest=2)
     assert list(DeployedRule(rule, honest, 2, 1).selects(base, step, [0.0, 1.0])) == [False] * 2

@@ -12,7 +12,7 @@ from holdout.attacks.search import inflate, strengths
 from holdout.attacks.updates import Alie
 from holdout.experiments.own import Own
 from holdout.experiments.plan import make_plan
-from holdout.rules import RULES, krum_choice, multi_krum_choice
+from holdout.rules import RULES, krum_choice, krum_unsquared_choice, multi_krum_choice
 from holdout.seeds import stream
 from holdout.simulation.central import run_round
 from holdout.simulation.stage import first_state
@@ -37,7 +37,7 @@ def view_of(honest, rule, *, copies, f):
         known=honest,
         own_updates=lambda: honest[:copies],
         deployed=deployed,
-        krum=DeployedRule("krum", honest, copies, f),
+        baseline=lambda name: DeployedRule(name, honest, copies, f),
         source=stream(0, "attack"),
     )
 
@@ -94,6 +94,7 @@ def kept_by(rule):
 
 SELECTS = {
     "krum": chosen_by(krum_choice),
+    "krum-unsquared": chosen_by(krum_unsquared_choice),
     "multi-krum": chosen_by(multi_krum_choice),
     "bulyan": kept_by("bulyan"),
     "trimmed-mean": kept_by("trimmed-mean"),
@@ -149,10 +150,18 @@ def test_a_rule_that_leaves_nobody_out_is_sent_gamma_max(rule):
     assert inflate(view.deployed, view.mean, view.deviation, maximum=GAMMA_MAX) == GAMMA_MAX
 
 
-def test_the_authors_gamma_is_searched_against_krum_whatever_is_deployed():
+@pytest.mark.parametrize("rule", ["krum", "krum-unsquared"])
+def test_the_authors_gamma_is_searched_against_krum_whatever_is_deployed(rule):
     honest = honest_updates(9, 15, seed=0)
-    lie = Alie(gamma="krum")(view_of(honest, "mean", copies=4, f=4))
-    assert lie.gamma == last_passing("krum", honest, copies=4, f=4)
+    lie = Alie(gamma=rule)(view_of(honest, "mean", copies=4, f=4))
+    assert lie.gamma == last_passing(rule, honest, copies=4, f=4)
+
+
+def test_distances_that_are_not_squared_let_larger_lies_through():
+    for seed in range(6):
+        view = view_of(honest_updates(16, 200, seed), "mean", copies=12, f=9)
+        squared, plain = (Alie(gamma=rule)(view).gamma for rule in ("krum", "krum-unsquared"))
+        assert plain > 1.3 * squared > 0, seed
 
 
 # gamma_max against HoldOut: whole rounds, honest losses and the coalition's ballots included.

@@ -31,6 +31,7 @@ CASES = {
     "trimmed-mean": MAJORITY,
     "mean-around-median": MAJORITY,
     "krum": KRUM,
+    "krum-unsquared": KRUM,
     "multi-krum": KRUM,
     "bulyan": Case(least=lambda f: 4 * f + 3, bound="n >= 4f + 3"),
     "geometric-median": MAJORITY,

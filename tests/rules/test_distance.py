@@ -15,6 +15,8 @@ from holdout.rules import (
     distance,
     krum,
     krum_choice,
+    krum_unsquared,
+    krum_unsquared_choice,
     multi_krum,
     multi_krum_choice,
 )
@@ -76,6 +78,21 @@ def test_krum_is_the_update_of_least_score(updates, data):
     expected = plain_krum_ranking(updates.tolist(), f)[0]
     assert krum_choice(updates, f=f) == expected
     assert torch.equal(krum(updates, f=f), updates[expected])
+
+
+@given(updates_with_twins(least=3), st.data())
+def test_unsquared_krum_has_the_least_sum_of_distances(updates, data):
+    f = data.draw(st.integers(0, (len(updates) - 3) // 2))
+    rows = updates.tolist()
+    scores = []
+    for row in rows:
+        # Its own distance, zero, comes first.
+        ordered = sorted(math.sqrt(plain_distance(row, other)) for other in rows)
+        scores.append(sum(ordered[1 : len(rows) - f - 1]))
+    chosen = krum_unsquared_choice(updates, f=f)
+    assert scores[chosen] == pytest.approx(min(scores))
+    assert rows.index(rows[chosen]) == chosen  # The first of its twins.
+    assert torch.equal(krum_unsquared(updates, f=f), updates[chosen])
 
 
 @given(updates_with_twins(least=3), st.data())

@@ -163,6 +163,7 @@ def _at_place(ordered: Tensor, lie: Tensor, copies: int, place: int) -> Tensor:
 PREPARE: Mapping[str, Prepare] = MappingProxyType(
     {
         "krum": _by_distance(lambda distances, f: [krum_index(distances, f=f)]),
+        "krum-unsquared": _by_distance(lambda distances, f: [krum_index(np.sqrt(distances), f=f)]),
         "multi-krum": _by_distance(lambda distances, f: multi_krum_indices(distances, f=f)),
         "bulyan": _bulyan,
         "trimmed-mean": _by_place(lambda n, f: (f, n - f - 1)),

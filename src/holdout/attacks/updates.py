@@ -17,14 +17,15 @@ from holdout.attacks.view import Lie, View
 from holdout.errors import ModelError
 from holdout.learning import vector
 
-Gamma = float | Literal["adaptive", "krum"]
+Gamma = float | Literal["adaptive", "krum", "krum-unsquared"]
 
 
 @dataclass(frozen=True, slots=True)
 class Alie:
     """Algorithm 4, "a little is enough" (Baruch et al., 2019): mu + gamma * sigma.
 
-    `adaptive` inflates gamma against the deployed rule, `krum` against Krum whatever is deployed.
+    `adaptive` inflates gamma against the deployed rule, `krum` against Krum whatever is deployed,
+    `krum-unsquared` against Krum as the authors' code computes it, which is what that code does.
     """
 
     gamma: Gamma = "adaptive"
@@ -191,8 +192,8 @@ def _strength(view: View, base: Tensor, direction: Tensor, gamma: Gamma, gamma_m
     match gamma:
         case "adaptive":
             return inflate(view.deployed, base, direction, maximum=gamma_max)
-        case "krum":
-            return inflate(view.krum, base, direction, maximum=gamma_max)
+        case str(rule):
+            return inflate(view.baseline(rule), base, direction, maximum=gamma_max)
         case number:
             return number
 

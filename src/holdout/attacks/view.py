@@ -48,8 +48,8 @@ class View:
     own_updates: Callable[[], Tensor]
     """(count, d) what its proposers would send if they were honest, from their own data."""
     deployed: Deployed
-    krum: Deployed
-    """Krum on the same updates: the authors' code searches its gamma there for every rule."""
+    baseline: Callable[[str], Deployed]
+    """A baseline rule on the same updates, by name, whatever is deployed."""
     source: Stream
 
     @cached_property

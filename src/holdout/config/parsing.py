@@ -132,7 +132,9 @@ def _describe(
         case "string_pattern_mismatch":
             message = "must be letters, digits, '.', '_' and '-', starting with a letter or digit"
         case _ if key == "attack.gamma":
-            message = 'must be a number that is not negative, "adaptive" or "krum"'
+            message = (
+                'must be a number that is not negative, "adaptive", "krum" or "krum-unsquared"'
+            )
     return f"{key} = {value!r}: {message}"
 
 

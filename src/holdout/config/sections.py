@@ -177,7 +177,9 @@ class Attack(Section):
     __pydantic_extra__: dict[str, Annotated[Any, BeforeValidator(_plain)]]
 
     name: AttackName = "alie"
-    gamma: Annotated[float, Field(ge=0)] | Literal["adaptive", "krum"] = "adaptive"
+    gamma: Annotated[float, Field(ge=0)] | Literal["adaptive", "krum", "krum-unsquared"] = (
+        "adaptive"
+    )
     gamma_max: Annotated[float, Field(ge=0)] = 30.0
     passing: Literal["any", "all"] = "any"
     direction: Annotated[Literal[1, -1], BeforeValidator(_whole)] = 1

@@ -21,6 +21,7 @@ RULE_NAMES = {
     "mean-around-median": "mean around median",
     "geometric-median": "geometric median",
     "krum": "Krum",
+    "krum-unsquared": "Krum (unsquared)",
     "multi-krum": "multi-Krum",
     "bulyan": "Bulyan",
     "holdout-paper": "HoldOut (paper)",

@@ -57,7 +57,7 @@ class LyingWorker:
                 known=known,
                 own_updates=lambda: known[:1],
                 deployed=deployed,
-                krum=deployed,
+                baseline=lambda rule: DeployedRule(rule, known, 1, 1),
                 source=stream(self.seed, "attack", round_number),
             )
         )

@@ -4,7 +4,7 @@ A rule sees the updates only, as the rows of an (n, d) tensor, and returns a (d,
 same dtype. It modifies nothing, draws nothing at random, and breaks every tie by the lowest index.
 
     mean, median, trimmed_mean, mean_around_median   per coordinate        (coordinatewise)
-    krum, multi_krum, bulyan                         squared distances     (distance)
+    krum, krum_unsquared, multi_krum, bulyan         distances in pairs    (distance)
     geometric_median                                 sum of the distances  (geometric)
 
 What liars send: while at most f rows hold NaN, ±Inf or huge finite values, every rule but `mean`
@@ -27,6 +27,8 @@ from holdout.rules.distance import (
     bulyan_choice,
     krum,
     krum_choice,
+    krum_unsquared,
+    krum_unsquared_choice,
     multi_krum,
     multi_krum_choice,
 )
@@ -40,6 +42,8 @@ __all__ = [
     "geometric_median",
     "krum",
     "krum_choice",
+    "krum_unsquared",
+    "krum_unsquared_choice",
     "mean",
     "mean_around_median",
     "median",
@@ -63,6 +67,7 @@ RULES: Mapping[str, Rule] = {
     "trimmed-mean": trimmed_mean,
     "mean-around-median": mean_around_median,
     "krum": krum,
+    "krum-unsquared": krum_unsquared,
     "multi-krum": multi_krum,
     "bulyan": bulyan,
     "geometric-median": geometric_median,

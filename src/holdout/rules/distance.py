@@ -64,6 +64,24 @@ def krum_choice(updates: Tensor, *, f: int) -> int:
     return krum_index(squared_distances(updates), f=f)
 
 
+def krum_unsquared(updates: Tensor, *, f: int) -> Tensor:
+    """Krum with the sum of the distances, not of their squares, as HoldOut's authors compute it.
+
+    Far updates count less. So an attacker gets larger lies through: of a few copies of one lie each
+    has the others at distance zero, and the honest neighbours that fill the rest up weigh little.
+
+    >>> krum_unsquared(torch.tensor([[1.0], [2.0], [2.5], [3.0], [99.0]]), f=1)
+    tensor([2.5000])
+    """
+    return updates.detach()[krum_unsquared_choice(updates, f=f)].clone()
+
+
+def krum_unsquared_choice(updates: Tensor, *, f: int) -> int:
+    """The index of the update that `krum_unsquared` returns."""
+    updates = admit("krum-unsquared", updates, f=f, least=2 * f + 3, bound="n > 2f + 2")
+    return krum_index(np.sqrt(squared_distances(updates)), f=f)
+
+
 def multi_krum(updates: Tensor, *, f: int) -> Tensor:
     """The mean of the n - f updates of best Krum score.
 
@@ -120,7 +138,7 @@ def bulyan_choice(updates: Tensor, *, f: int) -> tuple[int, ...]:
 
 
 def krum_index(distances: Matrix, *, f: int) -> int:
-    """Krum's choice, given the squared distances."""
+    """Krum's choice, given the squared distances (unsquared Krum's, given the distances)."""
     return int(_scores(distances, neighbours=len(distances) - f - 2).argmin())
 
 

@@ -98,7 +98,7 @@ def carry_out(stage: Stage, plot: Plot, deployed: Deployed) -> tuple[list[object
         known=plot.knowledge.known,
         own_updates=plot.own_updates,
         deployed=deployed,
-        krum=DeployedRule("krum", plot.standing, count, plot.f),
+        baseline=lambda rule: DeployedRule(rule, plot.standing, count, plot.f),
         source=stream(stage.federation.seed, "attack", stage.number),
     )
     name = f"attack {stage.curve.attack!r}"
