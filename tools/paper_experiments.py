@@ -204,6 +204,9 @@ _ALL = (
     _cifar("cifar10-third", "told f = 1/3: 4 liars of 12 instead of 3", THIRD),
     _cifar("cifar10-mild", "redraw, balanced classes, γ against Krum", *MILD, KRUM, rules=PAPER),
     _cifar("cifar10-authors", "as in the authors' code", *AUTHORS, rules=AUTHORS_RULES),
+    _cifar(
+        "cifar10-authors-1000", "as in the authors' code, m_c = 1000", *AUTHORS, "vote.samples=1000"
+    ),
     _cifar("cifar10-raw", "inputs not normalised", "data.normalise=false"),
     _cifar("cifar10-100", "m_c = 100", "vote.samples=100"),
     _cifar("cifar10-1000", "m_c = 1000", "vote.samples=1000"),
