@@ -35,6 +35,8 @@ GAMMAS = (2, 5, 10, 30, 100)
 REDUCED = ("experiment.rounds=60", "vote.samples=500")
 ROBUSTNESS = ("experiment.rounds=60", "vote.samples=200")
 CIFAR = ("vote.samples=250",)
+NOBODY = ("attack.name=none", "federation.byzantine=0")
+RAW = "data.normalise=false"
 # What switches can do of the authors' code: https://github.com/shaharazulay/holdout-sgd. It rounds
 # the number of liars that rules are told up, to 10 of 30 and 4 of 12; f = 1/3 gives the same.
 MILD = ("federation.redraw_until_honest_majority=true", "data.partition=balanced")
@@ -108,7 +110,7 @@ def _passing() -> Iterator[Experiment]:
 def _robustness(name: str, file: str, *settings: str) -> Iterator[Experiment]:
     own = (*ROBUSTNESS, *settings)
     # Told f all the same: what protection costs while nobody lies.
-    calm = (*own, "attack.name=none", "federation.byzantine=0")
+    calm = (*own, *NOBODY)
     yield Experiment(f"{name}-none", file, "mnist-any", calm, ROBUST, "nobody lies")
     for attack in ATTACKS:
         set_attack = (*own, f"attack.name={attack}")
@@ -178,14 +180,7 @@ _ALL = (
     *_robustness(
         "dirichlet-0.1", "robustness-dirichlet", "data.partition=dirichlet", "data.alpha=0.1"
     ),
-    Experiment(
-        "cifar10-none",
-        "cifar10",
-        "cifar10",
-        ("attack.name=none", "federation.byzantine=0"),
-        ("mean",),
-        "nobody lies",
-    ),
+    _cifar("cifar10-none", "nobody lies", settings=NOBODY, rules=("mean",)),
     _cifar("cifar10-all", "all copies must pass", rules=PAPER),
     _cifar("cifar10-any", "any copy suffices", panel="cifar10-any"),
     _cifar(
@@ -207,7 +202,13 @@ _ALL = (
     _cifar(
         "cifar10-authors-1000", "as in the authors' code, m_c = 1000", *AUTHORS, "vote.samples=1000"
     ),
-    _cifar("cifar10-raw", "inputs not normalised", "data.normalise=false"),
+    _cifar("cifar10-raw", "inputs not normalised", RAW),
+    _cifar(
+        "cifar10-raw-none",
+        "inputs not normalised, nobody lies",
+        settings=(*NOBODY, RAW),
+        rules=("mean",),
+    ),
     _cifar("cifar10-100", "m_c = 100", "vote.samples=100"),
     _cifar("cifar10-1000", "m_c = 1000", "vote.samples=1000"),
 )
