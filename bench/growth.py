@@ -24,6 +24,7 @@ SIZES: dict[str, Sequence[int]] = {
 }
 USUAL = {"N_p": 16, "N_c": 16, "m_c": 500, "d": 80_000}
 INPUTS, CLASSES = 784, 10
+REPETITIONS = 9
 EXPONENT_MAX = 1.15
 """More than 1 by what the measurement may be off."""
 
@@ -82,7 +83,7 @@ def _seconds(sizes: dict[str, int]) -> float:
         "attack": {"name": "none"},
     }
     action = rounds(config, Own(data=data, model=factory))
-    return seconds({"round": action}, repetitions=3)["round"]
+    return seconds({"round": action}, repetitions=REPETITIONS)["round"]
 
 
 def _plot(curves: dict[str, list[float]], exponents: dict[str, float]) -> None:

@@ -1,13 +1,16 @@
 """Takes all rows, prints them and writes `bench/results.json`.
 
+`python -m bench.run NAME...` takes those of some modules alone, and keeps what there is of others.
 A further module of rows needs a function `rows() -> list[Row]` and its name in `MODULES`.
 """
 
+import argparse
 import json
 import os
 import platform
 from dataclasses import asdict
 from pathlib import Path
+from types import ModuleType
 
 import torch
 from rich.console import Console
@@ -25,14 +28,27 @@ CPUINFO = Path("/proc/cpuinfo")
 
 def main() -> None:
     """Reports; a missed target on a busy machine is no error."""
-    modules = MODULES + (PEERS if peers.available() else ())
-    where, rows = machine(), list[Row]()
-    for module in modules:
-        rows += module.rows()
+    modules = {_name(m): m for m in MODULES + (PEERS if peers.available() else ())}
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("names", nargs="*", choices=[[], *modules], metavar="NAME")
+    names = parser.parse_args().names or list(modules)
+    where, taken = machine(), list[Row]()
+    found = json.loads(RESULTS.read_bytes())["rows"] if RESULTS.exists() else []
+    kept = [row for row in found if row.get("module") in modules]
+    for name in names:
+        rows = modules[name].rows()
+        taken += rows
         # Module by module: what was measured stays, whatever the next one meets.
-        results = {"machine": where, "rows": [asdict(row) | {"met": row.met} for row in rows]}
+        kept = [row for row in kept if row["module"] != name]
+        kept += [{"module": name, **asdict(row), "met": row.met} for row in rows]
+        kept.sort(key=lambda row: list(modules).index(row["module"]))
+        results = {"machine": where, "rows": kept}
         RESULTS.write_text(json.dumps(results, indent=2) + "\n", encoding="utf-8")
-    Console(width=110).print(_table(rows, where))
+    Console(width=110).print(_table(taken, where))
+
+
+def _name(module: ModuleType) -> str:
+    return module.__name__.removeprefix("bench.")
 
 
 def machine() -> dict[str, str | int]:

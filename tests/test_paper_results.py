@@ -4,6 +4,7 @@ import doctest
 import fcntl
 import importlib
 import json
+import math
 import shlex
 import sys
 from dataclasses import replace
@@ -30,6 +31,8 @@ def tool(name):
 experiments = tool("paper_experiments")
 work_queue = tool("paper_queue")
 results = tool("paper_results")
+cells = tool("paper_cells")
+claims = tool("paper_claims")
 tables = tool("paper_tables")
 figures = tool("paper_figures")
 
@@ -43,7 +46,7 @@ def test_a_page_holds_exactly_what_the_results_give(page):
 
 
 @pytest.mark.parametrize(
-    "module", [experiments, work_queue, results, tables], ids=lambda m: m.__name__
+    "module", [experiments, work_queue, results, cells], ids=lambda m: m.__name__
 )
 def test_the_tools_examples_hold(module):
     assert doctest.testmod(module).failed == 0
@@ -188,6 +191,38 @@ def test_what_is_collected_is_what_the_rounds_say(experiment, data, tmp_path):
     assert measured.environments[0]["threads"] == 1
 
 
+def test_what_is_published_stays_unless_it_was_run_as_far_again(experiment):
+    def measured(*strands, torch="1"):
+        found = {"name": "tiny", "command": experiment.command, "rounds": 100}
+        return results.Measured(**found, environments=[{"torch": torch}], strands=list(strands))
+
+    def strand(rule, seed, rounds, accuracy):
+        return strand_of(a_round(rounds, accuracy, rule=rule, seed=seed))
+
+    old = measured(strand("holdout", 0, 100, 0.1), strand("holdout", 1, 50, 0.2))
+    new = measured(
+        strand("mean", 0, 100, 0.3),
+        strand("holdout", 0, 50, 0.4),
+        strand("holdout", 1, 100, 0.5),
+        torch="2",
+    )
+    found = results.merged(experiment, old, new)
+    assert [(s.rule, s.seed, s.final_accuracy) for s in found.strands] == [
+        ("mean", 0, 0.3),
+        ("holdout", 0, 0.1),
+        ("holdout", 1, 0.5),
+    ]
+    assert found.environments == [{"torch": "1"}, {"torch": "2"}]
+    assert results.merged(experiment, old, None) is old
+    assert results.merged(experiment, None, new) is new
+
+
+def test_results_of_other_settings_are_not_mixed(experiment):
+    old = results.Measured(name="x", command="y", rounds=100, environments=[], strands=[])
+    with pytest.raises(SystemExit, match="other settings"):
+        results.merged(experiment, old, old)
+
+
 def test_an_experiment_without_rounds_gives_nothing(experiment, tmp_path):
     assert results.collect(experiment, tmp_path) is None
 
@@ -259,7 +294,7 @@ def test_a_drop_is_taken_from_the_same_seed_without_attack():
         return results.summarise([a_round(100, accuracy, seed=seed)], config)
 
     calm = [strand(0, 0.9), strand(1, 0.8)]
-    assert tables._drops([strand(1, 0.7), strand(2, 0.1)], calm) == pytest.approx([10.0])
+    assert cells.drops([strand(1, 0.7), strand(2, 0.1)], calm) == pytest.approx([10.0])
 
 
 def test_unfinished_strands_stay_out_of_the_tables():
@@ -268,7 +303,7 @@ def test_unfinished_strands_stay_out_of_the_tables():
         results.summarise([a_round(number, 0.5, seed=number)], config) for number in (95, 100)
     ]
     measured = results.Measured(name="x", command="y", rounds=100, environments=[], strands=strands)
-    assert [s.seed for s in tables.strands({"x": measured}, "x", "holdout")] == [100]
+    assert [s.seed for s in cells.strands({"x": measured}, "x", "holdout")] == [100]
 
 
 def strand_of(*rounds, planned=100):
@@ -284,20 +319,47 @@ def measured_of(*strands):
 def test_a_seed_that_diverged_early_counts_as_the_lowest_and_is_marked():
     stood = strand_of(a_round(10, 0.2), a_round(50, 0.6), a_round(100, 0.9))
     fell = strand_of(a_round(5, 0.1, seed=1), a_round(6, None, seed=1, outcome="diverged"))
-    assert tables._lowest([stood]) == "60.0"
-    assert tables._lowest([stood, fell]) == "10.0 †"
-    assert tables._lowest([]) == "–"
+    assert cells.lowest([stood]) == "60.0"
+    assert cells.lowest([stood, fell]) == "10.0 †"
+    assert cells.lowest([]) == "–"
 
 
 def test_only_rounds_after_a_divergence_are_marked():
     stood = strand_of(a_round(80, 0.5), a_round(100, 0.6))
     fell = strand_of(a_round(80, 0.3, seed=1), a_round(81, None, seed=1, outcome="diverged"))
-    assert tables._cifar_row([stood, fell], [80, 100]) == [
-        "2",
-        "81–100",
-        "40.0 ± 14.1",
-        "45.0 ± 21.2 †",
+    row = claims.cifar10_row([stood, fell], [80, 100])
+    assert row[:4] == ["2", "81–100", "40.0 ± 14.1", "45.0 ± 21.2 †"]
+
+
+def test_a_loss_is_a_share_of_what_the_same_setting_gives_without_liars():
+    """At the end, and in brackets over the last five points."""
+    none, authors = "cifar10-authors-none", "cifar10-authors"
+    calm = strand_of(*(a_round(n, 0.8, rule="mean", attack="none") for n in range(10, 101, 10)))
+    lied = strand_of(*(a_round(n, 0.4 if n < 100 else 0.6) for n in range(10, 101, 10)))
+    other = strand_of(a_round(100, 0.1, rule="mean", attack="none"))
+    text = claims.cifar10_claims(
+        {none: measured_of(calm), authors: measured_of(lied), "cifar10-none": measured_of(other)}
+    )
+    assert "HoldOut 25.0 (45.0)" in text
+
+
+def test_the_odds_beside_the_draws_are_those_of_counting_one_by_one():
+    draws = math.comb(100, 12)
+    chances = [
+        sum(math.comb(33, x) * math.comb(67, 12 - x) for x in range(least, 13)) / draws
+        for least in (9, 7)
     ]
+    last = claims.overflow({}).splitlines()[-1]
+    assert last.endswith(f"| {100 * chances[0]:.2f} % | {100 * chances[1]:.2f} % |")
+
+
+def test_rules_that_end_above_holdout_are_named_with_their_lead():
+    strands = [
+        strand_of(a_round(100, accuracy, rule=rule))
+        for rule, accuracy in (("mean", 0.502), ("krum", 0.6), ("median", 0.4), ("holdout", 0.5))
+    ]
+    rows = tables._above({"robustness-ipm": measured_of(*strands)}).splitlines()
+    assert "| `ipm` | Krum +10.0 | – | – |" in rows
 
 
 def test_a_figure_shows_unfinished_seeds_only_where_no_other_is():

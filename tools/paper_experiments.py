@@ -35,11 +35,14 @@ GAMMAS = (2, 5, 10, 30, 100)
 REDUCED = ("experiment.rounds=60", "vote.samples=500")
 ROBUSTNESS = ("experiment.rounds=60", "vote.samples=200")
 CIFAR = ("vote.samples=250",)
+SKEWED = ("data.partition=dirichlet", "data.alpha=0.5")
+VERY_SKEWED = ("data.partition=dirichlet", "data.alpha=0.1")
 NOBODY = ("attack.name=none", "federation.byzantine=0")
 RAW = "data.normalise=false"
 # What switches can do of the authors' code: https://github.com/shaharazulay/holdout-sgd. It rounds
 # the number of liars that rules are told up, to 10 of 30 and 4 of 12; f = 1/3 gives the same.
-MILD = ("federation.redraw_until_honest_majority=true", "data.partition=balanced")
+BALANCED = "data.partition=balanced"
+MILD = ("federation.redraw_until_honest_majority=true", BALANCED)
 KRUM = "attack.gamma=krum"
 THIRD = "federation.assumed_byzantine=1/3"
 AUTHORS = (THIRD, *MILD, "attack.gamma=krum-unsquared")
@@ -117,12 +120,10 @@ def _robustness(name: str, file: str, *settings: str) -> Iterator[Experiment]:
         yield Experiment(f"{name}-{attack}", file, "mnist-any", set_attack, ROBUST, attack)
 
 
-def _ballots() -> Iterator[Experiment]:
+def _ballots(name: str, *settings: str) -> Iterator[Experiment]:
     for ballot in BALLOTS:
-        settings = (*ROBUSTNESS, f"attack.voters={ballot}")
-        yield Experiment(
-            f"ballots-{ballot}", "robustness-ballots", "mnist-any", settings, VOTES, ballot
-        )
+        own = (*ROBUSTNESS, *settings, f"attack.voters={ballot}")
+        yield Experiment(f"{name}-{ballot}", "robustness-ballots", "mnist-any", own, VOTES, ballot)
 
 
 def _cifar(name: str, says: str, *settings: str, **changes: Any) -> Experiment:
@@ -136,6 +137,7 @@ _ALL = (
     # What passes matters to the votes alone: the other curves are those of the right panel.
     Experiment("mnist-any", "mnist", "mnist-any", rules=VOTES),
     Experiment("mnist-authors", "mnist", "mnist-authors", rules=AUTHORS_RULES),
+    Experiment("mnist-authors-none", "mnist", "mnist-left", (BALANCED,), AUTHORS_RULES),
     _variant("calm", "nobody lies, and the rules know it", panel="mnist-left", rules=PAPER),
     _variant("reference", "the right panel, cut down to 60 rounds and m_c = 500"),
     _variant("samples-2000", "m_c = 2000", "vote.samples=2000", rules=VOTES),
@@ -166,6 +168,13 @@ _ALL = (
         rules=AUTHORS_RULES,
     ),
     _variant(
+        "authors-quorum",
+        "the same, and HoldOut's quorum that of the paper: two thirds, not a majority",
+        *AUTHORS,
+        "vote.quorum=paper",
+        rules=("holdout",),
+    ),
+    _variant(
         "told-f",
         "nobody lies, the rules are told f = 0.33",
         "federation.assumed_byzantine=0.33",
@@ -173,13 +182,11 @@ _ALL = (
     ),
     *_passing(),
     *_robustness("robustness", "robustness"),
-    *_ballots(),
-    *_robustness(
-        "dirichlet-0.5", "robustness-dirichlet", "data.partition=dirichlet", "data.alpha=0.5"
-    ),
-    *_robustness(
-        "dirichlet-0.1", "robustness-dirichlet", "data.partition=dirichlet", "data.alpha=0.1"
-    ),
+    *_ballots("ballots"),
+    *_robustness("dirichlet-0.5", "robustness-dirichlet", *SKEWED),
+    *_robustness("dirichlet-0.1", "robustness-dirichlet", *VERY_SKEWED),
+    *_ballots("dirichlet-0.5-ballots", *SKEWED),
+    *_ballots("dirichlet-0.1-ballots", *VERY_SKEWED),
     _cifar("cifar10-none", "nobody lies", settings=NOBODY, rules=("mean",)),
     _cifar("cifar10-all", "all copies must pass", rules=PAPER),
     _cifar("cifar10-any", "any copy suffices", panel="cifar10-any"),
@@ -199,6 +206,19 @@ _ALL = (
     _cifar("cifar10-third", "told f = 1/3: 4 liars of 12 instead of 3", THIRD),
     _cifar("cifar10-mild", "redraw, balanced classes, γ against Krum", *MILD, KRUM, rules=PAPER),
     _cifar("cifar10-authors", "as in the authors' code", *AUTHORS, rules=AUTHORS_RULES),
+    _cifar(
+        "cifar10-authors-none",
+        "balanced classes, nobody lies",
+        settings=(*NOBODY, BALANCED),
+        rules=("mean",),
+    ),
+    _cifar(
+        "cifar10-authors-quorum",
+        "as in the authors' code, quorum two thirds",
+        *AUTHORS,
+        "vote.quorum=paper",
+        rules=("holdout",),
+    ),
     _cifar(
         "cifar10-authors-1000", "as in the authors' code, m_c = 1000", *AUTHORS, "vote.samples=1000"
     ),

@@ -5,10 +5,12 @@ Usage: python tools/paper_figures.py
 
 import io
 from collections.abc import Iterator, Mapping, Sequence
+from statistics import fmean
 from types import MappingProxyType
 
 from matplotlib.figure import Figure
-from paper_experiments import AUTHORS_RULES, EXPERIMENTS, GAMMAS, PAPER, VOTES
+from paper_cells import strands
+from paper_experiments import AUTHORS_RULES, EXPERIMENTS, GAMMAS, PAPER, VOTES, names_of
 from paper_results import FOLDER, Measured, Strand, read
 from PIL import Image
 
@@ -31,12 +33,12 @@ PANELS: Mapping[str, Sequence[Parts]] = MappingProxyType(
             {"mnist-left": PAPER},
             {"mnist-left": ("mean",), "mnist-right": PAPER},
             {"mnist-left": ("mean",), "mnist-right": OTHERS, "mnist-any": VOTES},
-            {"mnist-left": ("mean",), "mnist-authors": AUTHORS_RULES},
+            {"mnist-authors-none": ("mean",), "mnist-authors": AUTHORS_RULES},
         ),
         "cifar10": (
             {"cifar10-none": ("mean",), "cifar10-all": PAPER},
             {"cifar10-none": ("mean",), "cifar10-all": OTHERS, "cifar10-any": VOTES},
-            {"cifar10-none": ("mean",), "cifar10-authors": AUTHORS_RULES},
+            {"cifar10-authors-none": ("mean",), "cifar10-authors": AUTHORS_RULES},
         ),
     }
 )
@@ -82,8 +84,8 @@ def _drawn(results: Mapping[str, Measured], name: str, rule: str) -> list[Strand
 
     The others would bend the mean half-way.
     """
-    strands = [s for s in results[name].strands if s.rule == rule] if name in results else []
-    return [s for s in strands if s.outcome != "unfinished"] or strands
+    found = results[name].strands if name in results else []
+    return strands(results, name, rule) or [s for s in found if s.rule == rule]
 
 
 def _rounds(results: Mapping[str, Measured], parts: Parts) -> Iterator[Round]:
@@ -113,28 +115,34 @@ def passing(results: Mapping[str, Measured]) -> bytes:
     for axes, rule in zip(panels, VOTES, strict=True):
         for which, style in (("any", "-"), ("all", "--")):
             for sign, words, colour in (("plus", "+", "#0072B2"), ("minus", "-", "#D55E00")):
-                points = [
-                    (gamma, 100 * strand.final_accuracy)
+                found = {
+                    gamma: [100 * strand.final_accuracy for strand in drawn]
                     for gamma in GAMMAS
-                    if (measured := results.get(f"passing-{which}-{gamma}-{sign}"))
-                    for strand in measured.strands
-                    if strand.rule == rule and strand.outcome != "unfinished"
-                ]
-                means = {g: [a for x, a in points if x == g] for g, _ in points}
+                    if (drawn := strands(results, f"passing-{which}-{gamma}-{sign}", rule))
+                }
                 axes.plot(
-                    list(means),
-                    [sum(values) / len(values) for values in means.values()],
+                    list(found),
+                    [fmean(values) for values in found.values()],
                     style,
                     color=colour,
                     marker="o",
                     markersize=4,
                     label=f"{which} cop{'y' if which == 'any' else 'ies'}, μ {words} γσ",
                 )
+                low, high = map(min, found.values()), map(max, found.values())
+                axes.fill_between(
+                    list(found), list(low), list(high), color=colour, alpha=0.12, linewidth=0
+                )
         axes.set(xscale="log", xlabel="γ_max", title=name_of(rule), ylim=(0, 100))
         axes.set_xticks(GAMMAS, [str(gamma) for gamma in GAMMAS])
         axes.minorticks_off()
         axes.grid(color="#E4E7EB", linewidth=0.7)
         axes.spines[["top", "right"]].set_visible(False)
+    names = names_of("mnist-passing")
+    counts = {len(strands(results, name, rule)) for name in names for rule in VOTES}
+    seeds = " to ".join(map(str, sorted({min(counts), max(counts)})))
+    rounds = EXPERIMENTS[names[0]].rounds
+    figure.suptitle(f"seeds: {seeds}; {rounds} rounds; band: lowest to highest", fontsize=9)
     panels[0].set_ylabel("final test accuracy (%)")
     panels[-1].legend(loc="lower left", fontsize=8, handlelength=3.5)
     content = io.BytesIO()

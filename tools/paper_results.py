@@ -3,8 +3,8 @@
 Usage: python tools/paper_results.py RUNS_DIR
 
 A file holds experiments (see `paper_experiments`), an experiment strands: one rule, one seed. A
-strand is published as far as it came; `rounds` says how far. Files are written anew for whatever
-the run folders hold; a file of which there is nothing in them stays as it is.
+strand is published as far as it came; `rounds` says how far. What a file holds already stays
+there, unless the run folders have the same strand and it came at least as far.
 
     final_accuracy                 the last one measured, a share of 1
     lowest_after_20                the lowest measured after round 20; null if none was
@@ -87,7 +87,12 @@ def main() -> None:
     runs = Path(sys.argv[1])
     FOLDER.mkdir(exist_ok=True)
     for file in dict.fromkeys(experiment.file for experiment in EXPERIMENTS.values()):
-        found = [m for e in EXPERIMENTS.values() if e.file == file and (m := collect(e, runs))]
+        published = read(file)
+        found = [
+            m
+            for e in EXPERIMENTS.values()
+            if e.file == file and (m := merged(e, published.get(e.name), collect(e, runs)))
+        ]
         if found:
             write_atomic(FOLDER / f"{file}.json", to_text(found).encode())
 
@@ -99,6 +104,27 @@ def read(file: str, folder: Path = FOLDER) -> dict[str, Measured]:
         return {}
     content = ResultsFile.model_validate_json(path.read_bytes())
     return {measured.name: measured for measured in content.experiments}
+
+
+def merged(experiment: Experiment, old: Measured | None, new: Measured | None) -> Measured | None:
+    """What is published of an experiment, with what was run since."""
+    if old is None or new is None:
+        return old or new
+    if old.command != experiment.command:
+        raise SystemExit(f"{old.name} is published with other settings than the table has now")
+    strands = {(s.rule, s.seed): s for s in old.strands}
+    for strand in new.strands:
+        known = strands.get((strand.rule, strand.seed))
+        if known is None or strand.rounds >= known.rounds:
+            strands[strand.rule, strand.seed] = strand
+    order = sorted(strands, key=lambda key: (experiment.rules.index(key[0]), key[1]))
+    kept = [e for e in old.environments if e not in new.environments]
+    return new.model_copy(
+        update={
+            "environments": [*kept, *new.environments],
+            "strands": [strands[key] for key in order],
+        }
+    )
 
 
 def collect(experiment: Experiment, runs: Path) -> Measured | None:

@@ -11,7 +11,7 @@ from plotly.offline import get_plotlyjs
 from holdout.errors import RunFolderError
 from holdout.experiments import drawn, figures, report
 from holdout.experiments.curves import group
-from holdout.experiments.figures import DPI, SIZE_INCHES, accuracy_png, looks
+from holdout.experiments.figures import DPI, SIZE_INCHES, accuracy_png, looks, looks_of_rules
 from holdout.experiments.findings import headline, unfinished
 from holdout.experiments.report import final_table, write_report
 
@@ -197,6 +197,14 @@ def test_no_two_of_thirty_curves_look_the_same():
     names = ["holdout", "holdout-paper", *(f"own-{i}" for i in range(28))]
     curves = group([line("mean", "none"), *(line(name) for name in names)])
     assert len({(look.colour, look.dash, look.marker) for look in looks(curves)}) == 31
+
+
+def test_two_rules_look_different_though_they_are_in_two_panels():
+    one = group([line("mean", "none"), line("trimmed-mean"), line("krum"), line()])
+    other = group([line("mean", "none"), line("trimmed-mean"), line("krum-unsquared"), line()])
+    found = looks_of_rules([one, other])
+    assert list(found) == ["trimmed-mean", "krum", "holdout", "krum-unsquared"]
+    assert len(set(found.values())) == len(found)
 
 
 def test_the_same_results_give_the_same_bytes(tmp_path):

@@ -85,6 +85,16 @@ def looks(curves: Sequence[Curve]) -> list[Look]:
     return found
 
 
+def looks_of_rules(panels: Sequence[Sequence[Curve]]) -> dict[str, Look]:
+    """A look for each rule of any panel; no two rules look the same, in whichever panels."""
+    rules: dict[str, Curve] = {}
+    for curves in sorted(panels, key=len, reverse=True):
+        for curve in curves:
+            if not curve.is_baseline:
+                rules.setdefault(curve.rule, curve)
+    return dict(zip(rules, looks(list(rules.values())), strict=True))
+
+
 def accuracy_png(curves: Sequence[Curve]) -> bytes:
     """The accuracy of every curve over the rounds; the same curves give the same bytes."""
     # The user's own matplotlib settings must not change the picture.
@@ -103,12 +113,7 @@ def accuracy_png(curves: Sequence[Curve]) -> bytes:
 
 def panels_png(panels: Sequence[tuple[str, Sequence[Curve]]]) -> bytes:
     """Several experiments side by side, each with its title; a rule looks the same in all."""
-    widest = max((curves for _, curves in panels), key=len)
-    by_rule = {
-        curve.rule: look
-        for curve, look in zip(widest, looks(widest), strict=True)
-        if not curve.is_baseline
-    }
+    by_rule = looks_of_rules([curves for _, curves in panels])
     width = PANEL_INCHES * len(panels) + SIZE_INCHES[0] - SIZE_INCHES[1]
     with context(SETTINGS):
         figure = Figure(figsize=(width, SIZE_INCHES[1]), dpi=DPI, layout="constrained")
@@ -126,7 +131,7 @@ def panels_png(panels: Sequence[tuple[str, Sequence[Curve]]]) -> bytes:
             ]
             entries |= {entry[1]: entry for entry in _draw(axes, shown, chosen)}
         if entries:
-            _add_legend(figure, widest, list(entries.values()))
+            _add_legend(figure, [c for _, curves in panels for c in curves], list(entries.values()))
         return _png(figure)
 
 
@@ -192,13 +197,14 @@ def _add_legend(
 ) -> None:
     """Beside the axes, where it hides nothing, in the order in which the curves end."""
     ordered = sorted(drawn, key=lambda entry: -entry[0])
-    seeds = max(len(curve.seeds) for curve in curves)
+    counts = [len(curve.seeds) for curve in curves]
+    seeds = " to ".join(map(str, sorted({min(counts), max(counts)})))
     legend = figure.legend(
         [artist for _, _, artist in ordered],
         # matplotlib leaves out a label that starts with "_": the text is set below.
         [str(place) for place in range(len(ordered))],
         loc="outside right upper",
-        title=f"mean of {seeds} seeds,\nband: lowest to highest" if seeds > 1 else "one seed",
+        title="one seed" if seeds == "1" else f"mean of {seeds} seeds,\nband: lowest to highest",
         title_fontsize=8,
         frameon=False,
         handlelength=3.0,

@@ -1,0 +1,199 @@
+"""The paper's claims beside what was measured, and how often draws are bad."""
+
+from collections.abc import Sequence
+from fractions import Fraction
+from statistics import fmean
+
+from paper_cells import (
+    CALM,
+    NOTHING,
+    Results,
+    Value,
+    accepted,
+    cell,
+    drops,
+    final,
+    mean_text,
+    seeds_text,
+    strands,
+    table,
+)
+from paper_experiments import EXPERIMENTS, VOTES, names_of
+from paper_results import Strand
+
+from holdout.experiments.committees import plan
+from holdout.experiments.curves import name_of
+from holdout.voting import Terms
+from holdout.voting.odds import hypergeometric_tail
+
+CIFAR_ROUNDS = (80, 200, 400, 600, 800, 1000)
+LAST_POINTS = 5
+SHARE = Fraction(33, 100)
+
+
+def mnist_claims(results: Results) -> str:
+    """The paper's claims on MNIST, beside what was measured."""
+    seeds = seeds_text(
+        len(strands(results, name, rule))
+        for name in names_of("mnist")
+        for rule in EXPERIMENTS[name].rules
+    )
+
+    def calm(name: str, says: str, value: Value = final) -> str:
+        krum = "krum-unsquared" if name == "mnist-authors-none" else "krum"
+        rules = ("mean", "trimmed-mean", *VOTES, krum)
+        texts = [f"{name_of(rule)} {cell(strands(results, name, rule), value)}" for rule in rules]
+        return f"{says}: {', '.join(texts)}"
+
+    def drop(name: str, *rules: str) -> str:
+        upper = strands(results, CALM[name], "mean")
+        return ", ".join(
+            f"{name_of(rule)} {mean_text(drops(strands(results, name, rule), upper))}"
+            for rule in rules
+        )
+
+    def early(strand: Strand) -> float:
+        return 100 * dict(strand.curve)[20]
+
+    both = ("mnist-left", "mnist-authors-none")
+    rows = [
+        (
+            "without liars HoldOut is as fast as mean and trimmed mean",
+            *(calm(name, "accuracy after round 20", early) for name in both),
+        ),
+        ("and all beat Krum", *(calm(name, "accuracy") for name in both)),
+    ]
+    for claim, rules in (
+        ("trimmed mean loses 4 points", ("trimmed-mean", "mean-around-median", "mean")),
+        ("Krum loses over 50 points", ("krum",)),
+        ("HoldOut loses about none", VOTES),
+    ):
+        as_authors = [rule if rule != "krum" else "krum-unsquared" for rule in rules]
+        text = drop("mnist-right", *rules)
+        if rules == VOTES:
+            text = f"{text} if all copies must pass; {drop('mnist-any', *rules)} if any copy"
+        authors = drop("mnist-authors", *as_authors)
+        rows.append((claim, f"points lost: {text}", f"points lost: {authors}"))
+    return table(("paper", f"by the text, {seeds} seeds", "by the authors' code"), rows)
+
+
+def overflow(results: Results) -> str:
+    """The odds that `holdout plan` gives for the paper's committees, and how often it was so."""
+    rows = []
+    for label, size, rounds, name, rule in (
+        ("MNIST, the figure", 30, 100, "mnist-right", "mean"),
+        ("MNIST, the table below", 30, 60, "passing-any-30-plus", "holdout"),
+        ("CIFAR-10", 12, 1000, "cifar10-all", "mean"),
+    ):
+        found = plan(
+            workers=100, byzantine=SHARE, rounds=rounds, delta=0.01, committee=size
+        ).committee
+        assert found is not None  # noqa: S101
+        # All rules of a seed see the same draws: one of them is enough.
+        drawn = [s for s in results[name].strands if s.rule == rule] if name in results else []
+        seen = sum(s.overflow_rounds for s in drawn) / max(1, sum(s.rounds for s in drawn))
+        alone = [
+            hypergeometric_tail(
+                workers=100,
+                byzantine=33,
+                drawn=size,
+                at_least=terms.quorum(drawn=size, valid=size),
+            )
+            for terms in (Terms.paper(SHARE), Terms(SHARE))
+        ]
+        rows.append(
+            (
+                label,
+                f"{size}",
+                f"{100 * found.overflow_round:.1f} %",
+                f"{100 * seen:.1f} %" if drawn else NOTHING,
+                f"{100 * found.majority_failure_round:.1f} %",
+                *(f"{100 * chance:.2f} %" for chance in alone),
+            )
+        )
+    head = (
+        *("", "N_p = N_c", "overflow in a round, exact", "in the rounds run"),
+        "half or more lie, exact",
+        *(f"the liars alone are a quorum, {name_of(rule)}" for rule in VOTES),
+    )
+    return table(head, rows)
+
+
+def cifar10(results: Results) -> str:
+    """CIFAR-10: accuracies as far as the curves came."""
+    shown = [
+        r
+        for r in CIFAR_ROUNDS
+        if any(
+            s.rounds >= r for n in names_of("cifar10") if n in results for s in results[n].strands
+        )
+    ]
+    head = [
+        *("name", "experiment", "rule", "seeds", "rounds run"),
+        *(f"after {r}" for r in shown),
+        *("γ", "lies accepted a round"),
+    ]
+    rows = []
+    for name in names_of("cifar10"):
+        for rule in EXPERIMENTS[name].rules:
+            measured = results.get(name)
+            found = [s for s in measured.strands if s.rule == rule] if measured else []
+            if found:
+                says = [f"`{name}`", EXPERIMENTS[name].says, name_of(rule)]
+                rows.append([*says, *cifar10_row(found, shown)])
+    return table(head, rows)
+
+
+def cifar10_row(found: Sequence[Strand], shown: Sequence[int]) -> list[str]:
+    """How far a curve came, where it was on the way, and what the lies were."""
+
+    def after(number: int) -> str:
+        there = [s for s in found if number in dict(s.curve)]
+        gone = [s for s in found if s.outcome == "diverged" and s.rounds < number]
+        values = [100 * dict(s.curve)[number] for s in there] + [final(s) for s in gone]
+        counted = f" ({len(values)})" if 0 < len(values) < len(found) else ""
+        return mean_text(values, diverged=len(gone)) + counted
+
+    attacked = [cell(found, lambda s: s.gamma), accepted(found)]
+    return [str(len(found)), seeds_text(s.rounds for s in found), *map(after, shown), *attacked]
+
+
+def cifar10_claims(results: Results) -> str:
+    """The paper's claims on CIFAR-10: the share of the unattacked accuracy that is lost."""
+
+    def lost(name: str, rule: str) -> str:
+        upper = {s.seed: s for s in strands(results, CALM[name], "mean")}
+        found = [(upper[s.seed], s) for s in strands(results, name, rule) if s.seed in upper]
+        last = mean_text([100 * (1 - s.final_accuracy / u.final_accuracy) for u, s in found])
+        late = mean_text([100 * (1 - _late(s) / _late(u)) for u, s in found])
+        return f"{name_of(rule)} {last} ({late})"
+
+    rows = [
+        ("trimmed mean loses about 50 %", ("trimmed-mean", "mean-around-median", "mean")),
+        ("Krum loses over 65 %", ("krum", "krum-unsquared")),
+        ("HoldOut loses about 15 %", VOTES),
+    ]
+    shown = ("cifar10-all", "cifar10-any", "cifar10-authors")
+    seeds = {
+        name: seeds_text(len(strands(results, name, rule)) for rule in EXPERIMENTS[name].rules)
+        for name in shown
+    }
+    return table(
+        ("paper", *(f"{EXPERIMENTS[name].says}, seeds: {seeds[name]}" for name in shown)),
+        [
+            (
+                claim,
+                *(
+                    ", ".join(lost(name, rule) for rule in rules if rule in EXPERIMENTS[name].rules)
+                    or "the same"
+                    for name in shown
+                ),
+            )
+            for claim, rules in rows
+        ],
+    )
+
+
+def _late(strand: Strand) -> float:
+    """The mean of the last published accuracies: a single one goes up and down."""
+    return fmean(accuracy for _, accuracy in strand.curve[-LAST_POINTS:])
