@@ -26,12 +26,7 @@ def run_command(arguments: Sequence[str]) -> int:
     """Run one command; the exit code."""
     try:
         options = _parser().parse_args(arguments)
-        if hasattr(options, "run"):
-            return int(options.run(options))
-        command = {"run": _run, "reproduce": _reproduce, "report": _report, "plan": _plan}[
-            options.command
-        ]
-        command(options)
+        code = int(options.run(options) or EXIT_OK)
         sys.stdout.flush()
     except UserError as error:
         print(f"holdout: {error}", file=sys.stderr)
@@ -46,7 +41,7 @@ def run_command(arguments: Sequence[str]) -> int:
     except OSError as error:
         print(f"holdout: {error}", file=sys.stderr)
         return EXIT_FAILURE
-    return EXIT_OK
+    return code
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -73,6 +68,7 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument(
         "--resume", action="store_true", help="go on with an interrupted run of the same config"
     )
+    run.set_defaults(run=_run)
 
     again = commands.add_parser(
         "reproduce",
@@ -94,6 +90,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_settings(again)
     again.add_argument("--out", type=Path, metavar="DIR", help="default: runs/paper-FIGURE")
     again.add_argument("--resume", action="store_true", help="go on with an interrupted run")
+    again.set_defaults(run=_reproduce)
 
     report = commands.add_parser(
         "report",
@@ -102,6 +99,7 @@ def _parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     report.add_argument("folders", nargs="+", type=Path, metavar="RUN_DIR")
+    report.set_defaults(run=_report)
 
     plan = commands.add_parser(
         "plan",
@@ -144,6 +142,7 @@ def _parser() -> argparse.ArgumentParser:
         "(default: 1e-3)",
     )
     plan.add_argument("--json", action="store_true", help="print one JSON document, nothing else")
+    plan.set_defaults(run=_plan)
     _add_simulate(commands)
     add_commands(commands)
     return parser

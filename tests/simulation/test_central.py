@@ -404,6 +404,8 @@ def raising(*_args, **_settings):
     [
         ("holdout", {"attack": raising}, "attack 'raising' raised ValueError: boom"),
         ("holdout", {"attack": lambda _view: None}, "must return a tensor, or one tensor or None"),
+        ("holdout", {"attack": lambda view: [view.mean] * (view.count + 1)}, "for each of the"),
+        ("holdout", {"attack": lambda view: view.known[:1]}, "silence; got 1"),
         ("holdout", {"ballots": raising}, "the attack on ballots raised ValueError: boom"),
         ("mine", {"rules": {"mine": raising}}, "rule 'mine' raised ValueError: boom"),
         (

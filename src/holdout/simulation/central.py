@@ -67,7 +67,7 @@ def _decide(stage: Stage) -> _Ending:
     if stage.coalition:
         honest = admit_proposals(received, dimension=dimension).valid
         sent, gamma = send_lies(stage, honest, judges)
-        for place, update in zip(sorted(stage.coalition), sent, strict=False):
+        for place, update in zip(sorted(stage.coalition), sent, strict=True):
             received[place] = update
     admitted = admit_proposals(received, dimension=dimension)
     method, radius = stage.curve.method, stage.state.radius

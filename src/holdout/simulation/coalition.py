@@ -134,4 +134,10 @@ def _each(attack: str, lie: Lie, count: int) -> list[object]:
         )
     if isinstance(lie.updates, Tensor) and lie.updates.ndim < 2:  # noqa: PLR2004
         return [lie.updates] * count
-    return list(lie.updates)
+    # Too few would be cut short in silence, and look like a measurement.
+    if len(lie.updates) not in (0, count):
+        raise PluginError(
+            f"{attack} must return one update for all, one for each of the {count} proposers, or "
+            f"an empty list for silence; got {len(lie.updates)}"
+        )
+    return list(lie.updates) or [None] * count

@@ -90,7 +90,7 @@ class RoundLearning:
             lies, gamma = tell_lies(
                 stage, self._params, self.honest, self._judges, silenced=self._double
             )
-            for place, update in zip(sorted(stage.coalition), lies, strict=False):
+            for place, update in zip(sorted(stage.coalition), lies, strict=True):
                 received[place] = update
         caught = [w for w in self.places if w in self._double]
         for worker, update in zip(caught, stage.propose(stage.as_honest(caught)), strict=True):
