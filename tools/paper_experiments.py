@@ -168,8 +168,14 @@ _ALL = (
         rules=AUTHORS_RULES,
     ),
     _variant(
+        "authors-squared",
+        "the same, but Krum squares its distances, the deployed one too",
+        *(THIRD, *MILD, KRUM),
+        rules=PAPER,
+    ),
+    _variant(
         "authors-quorum",
-        "the same, and HoldOut's quorum that of the paper: two thirds, not a majority",
+        "as in the authors' code, and HoldOut's quorum the paper's: two thirds, not a majority",
         *AUTHORS,
         "vote.quorum=paper",
         rules=("holdout",),

@@ -9,7 +9,7 @@ from statistics import fmean
 from types import MappingProxyType
 
 from matplotlib.figure import Figure
-from paper_cells import strands
+from paper_cells import seeds_text, strands
 from paper_experiments import AUTHORS_RULES, EXPERIMENTS, GAMMAS, PAPER, VOTES, names_of
 from paper_results import FOLDER, Measured, Strand, read
 from PIL import Image
@@ -70,7 +70,7 @@ def _run(results: Mapping[str, Measured], parts: Parts) -> str:
         for rule in rules
         if (drawn := _drawn(results, name, rule))
     }
-    seeds = " to ".join(map(str, sorted({min(counts), max(counts)})))
+    seeds = seeds_text(counts)
     samples = [
         f", m_c = {setting.removeprefix('vote.samples=')}"
         for setting in EXPERIMENTS[list(parts)[-1]].settings
@@ -140,9 +140,8 @@ def passing(results: Mapping[str, Measured]) -> bytes:
         axes.spines[["top", "right"]].set_visible(False)
     names = names_of("mnist-passing")
     counts = {len(strands(results, name, rule)) for name in names for rule in VOTES}
-    seeds = " to ".join(map(str, sorted({min(counts), max(counts)})))
-    rounds = EXPERIMENTS[names[0]].rounds
-    figure.suptitle(f"seeds: {seeds}; {rounds} rounds; band: lowest to highest", fontsize=9)
+    run = f"seeds: {seeds_text(counts)}; {EXPERIMENTS[names[0]].rounds} rounds"
+    figure.suptitle(f"{run}; band: lowest to highest", fontsize=9)
     panels[0].set_ylabel("final test accuracy (%)")
     panels[-1].legend(loc="lower left", fontsize=8, handlelength=3.5)
     content = io.BytesIO()

@@ -134,7 +134,7 @@ def _attacks(
     for attack in ("none", *ATTACKS):
         found = [strands(results, f"{prefix}-{attack}", rule) for rule in rules]
         says = "nobody lies" if attack == "none" else f"`{attack}`"
-        if any(worth(strand) for cell in found for strand in cell):
+        if any(worth(strand) for curve in found for strand in curve):
             rows.append([says, seeds_text(map(len, found)), *map(text, found)])
     return table(head, rows)
 
