@@ -1,7 +1,8 @@
 """What one action needs, in a process of its own: how long it takes and how much memory.
 
-`python -m bench.memory MODULE ARGUMENT...` prepares the action by the module's `prepare`, does it
-once, and prints one line of JSON: seconds, and bytes above what was there before.
+`python -m bench.memory FILE MODULE ARGUMENT...` prepares the action by the module's `prepare`, does
+it once, and prints one line of JSON: seconds, and bytes above what was there before. What it gave
+goes to the file as a numpy array; "-": nowhere.
 """
 
 import json
@@ -12,8 +13,12 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from importlib import import_module
 from pathlib import Path
+from typing import Any
+
+import numpy as np
 
 MEGABYTE = 1e6
+NOWHERE = "-"
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,9 +32,9 @@ class Need:
         return f"{self.bytes / MEGABYTE:,.0f} MB"
 
 
-def of(module: str, *arguments: object) -> Need:
+def of(module: str, *arguments: object, result: Path | str = NOWHERE) -> Need:
     """What the action that the module prepares takes, apart from everything else."""
-    command = [sys.executable, "-m", "bench.memory", module, *map(str, arguments)]
+    command = [sys.executable, "-m", "bench.memory", str(result), module, *map(str, arguments)]
     done = subprocess.run(command, check=True, capture_output=True, text=True)
     return Need(**json.loads(done.stdout.splitlines()[-1]))
 
@@ -50,9 +55,13 @@ def _status(key: str) -> int:
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{key}:"))
 
 
-def main(module: str, *arguments: str) -> None:
+def main(result: str, module: str, *arguments: str) -> None:
     """Prepare, then measure."""
-    need = spent(import_module(module).prepare(*arguments))
+    action = import_module(module).prepare(*arguments)
+    given: list[Any] = []
+    need = spent(lambda: given.append(action()))
+    if result != NOWHERE:
+        np.save(result, given[0])
     print(json.dumps(asdict(need)))
 
 

@@ -15,8 +15,9 @@ from torch import Tensor
 
 from holdout import rules
 
+ROWS = 30
 F = 9
-"""Byzantine rows of 30 that rules are told of; Bulyan, which needs n >= 4f + 3, is told of 6."""
+"""Byzantine rows that rules are told of; Bulyan, which needs n >= 4f + 3, is told of 6."""
 F_BULYAN = 6
 
 Action = Callable[[Tensor], Any]
@@ -58,12 +59,12 @@ RULES: Mapping[str, Mapping[str, Action]] = MappingProxyType(
         "multi-krum": {
             "ours": lambda updates: rules.multi_krum(updates, f=F),
             "ByzFL": _byzfl("MultiKrum", f=F),
-            "Flower": _flower("aggregate_krum", F, 30 - F),
+            "Flower": _flower("aggregate_krum", F, ROWS - F),
         },
         "trimmed-mean": {
             "ours": lambda updates: rules.trimmed_mean(updates, f=F),
             "ByzFL": _byzfl("TrMean", f=F),
-            "Flower": _flower("aggregate_trimmed_avg", (F + 0.5) / 30),
+            "Flower": _flower("aggregate_trimmed_avg", (F + 0.5) / ROWS),
         },
         "median": {
             "ours": lambda updates: rules.median(updates, f=F),

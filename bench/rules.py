@@ -8,17 +8,20 @@ import json
 import statistics
 import subprocess
 import sys
-from collections.abc import Callable
+import tempfile
+from collections.abc import Callable, Iterator
 from functools import partial
+from pathlib import Path
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from bench import memory, peers
+from bench import memory, peers, plain
 from bench.measure import Row, seconds
-from holdout import rules
+from bench.peers import ROWS
 
-ROWS, SMALL, LARGE = 30, 79_510, 10_000_000
+SMALL, LARGE = 79_510, 10_000_000
 PROCESSES = 7
 COPIES_MAX = 3.0
 # It refuses so many numbers.
@@ -27,34 +30,47 @@ TOO_LARGE = ("median", "ByzFL")
 
 def rows() -> list[Row]:
     """All rules in both sizes; results are compared on the way."""
-    found = []
-    small = updates(SMALL)
+    return [*_small(), *_large()]
+
+
+def _small() -> Iterator[Row]:
     command = [sys.executable, "-m", __name__]
     times = [
         json.loads(subprocess.run(command, check=True, capture_output=True).stdout)
         for _ in range(PROCESSES)
     ]
+    given = updates(SMALL)
     for rule, ways in peers.RULES.items():
         needs = {who: memory.of(__name__, who, rule, SMALL) for who in ways}
-        for who in ways:
-            if who != "ours":
-                _compare(rule, who, small)
-                name = f"{rule}, n = 30, d = {SMALL:,} / {who}"
-                ratios = sorted(one[rule][who] / one[rule]["ours"] for one in times)
-                note = f"{ratios[0]:.2f} to {ratios[-1]:.2f}; {_note(needs, who, SMALL)}"
-                found.append(Row(name, statistics.median(ratios), peers.TARGETS[rule], note))
+        ours, *others = ((who, torch.as_tensor(run(given))) for who, run in ways.items())
+        for who, theirs in others:
+            plain.compare(rule, who, given, ours=ours[1], theirs=theirs)
+            ratios = sorted(one[rule][who] / one[rule]["ours"] for one in times)
+            note = f"{ratios[0]:.2f} to {ratios[-1]:.2f}; {_note(needs, who, SMALL)}"
+            yield _row(rule, who, SMALL, statistics.median(ratios), note)
+
+
+def _large() -> Iterator[Row]:
+    given = updates(LARGE)
     for rule, ways in peers.RULES.items():
-        needs = {
-            who: memory.of(__name__, who, rule, LARGE) for who in ways if (rule, who) != TOO_LARGE
-        }
-        for who in needs:
-            if who != "ours":
-                name = f"{rule}, n = 30, d = {LARGE:,} / {who}"
-                ratio = needs[who].seconds / needs["ours"].seconds
-                found.append(Row(name, ratio, peers.TARGETS[rule], _note(needs, who, LARGE)))
+        names = [who for who in ways if (rule, who) != TOO_LARGE]
+        with tempfile.TemporaryDirectory() as folder:
+            files = {who: Path(folder) / f"{who}.npy" for who in names}
+            needs = {
+                who: memory.of(__name__, who, rule, LARGE, result=file)
+                for who, file in files.items()
+            }
+            results = {who: torch.from_numpy(np.load(file)) for who, file in files.items()}
+        for who in names[1:]:
+            plain.compare(rule, who, given, ours=results["ours"], theirs=results[who])
+            ratio = needs[who].seconds / needs["ours"].seconds
+            yield _row(rule, who, LARGE, ratio, _note(needs, who, LARGE))
         name = f"{rule}, d = {LARGE:,}: 3 copies of the updates / peak memory"
-        found.append(Row(name, COPIES_MAX / _copies(needs["ours"], LARGE), 1.0))
-    return found
+        yield Row(name, COPIES_MAX / _copies(needs["ours"], LARGE), 1.0)
+
+
+def _row(rule: str, who: str, d: int, ratio: float, note: str) -> Row:
+    return Row(f"{rule}, n = {ROWS}, d = {d:,} / {who}", ratio, peers.TARGETS[rule], note)
 
 
 def prepare(who: str, rule: str, d: str) -> Callable[[], object]:
@@ -80,30 +96,6 @@ def _copies(need: memory.Need, d: int) -> float:
 def _note(needs: dict[str, memory.Need], who: str, d: int) -> str:
     ours, theirs = (_copies(needs[one], d) for one in ("ours", who))
     return f"memory: {ours:.1f} copies of the updates, {who} {theirs:.1f}"
-
-
-def _compare(rule: str, who: str, updates: Tensor) -> None:
-    """Where definitions agree, results do; where not, ours is held against a plain computation."""
-    ours, theirs = (peers.RULES[rule][one](updates) for one in ("ours", who))
-    if (rule, who) not in peers.DIFFERENCES:
-        torch.testing.assert_close(ours, theirs.float(), rtol=1e-5, atol=1e-5)
-    elif rule == "krum":
-        distances = torch.cdist(updates.double(), updates.double()).square().sort(dim=1).values
-        scores = distances[:, 1 : len(updates) - peers.F - 1].sum(dim=1)
-        torch.testing.assert_close(ours, updates[scores.argmin()], rtol=0, atol=0)
-    elif rule == "multi-krum":
-        flower = peers.RULES[rule]["Flower"](updates)
-        torch.testing.assert_close(ours, flower.float(), rtol=1e-5, atol=1e-5)
-    elif rule == "geometric-median":
-        sums = [(updates.double() - point.double()).norm(dim=1).sum() for point in (ours, theirs)]
-        if sums[0] > sums[1] * (1 + 1e-6):
-            raise AssertionError(f"{who} has a better geometric median: {sums}")
-    else:
-        chosen = updates[list(rules.bulyan_choice(updates, f=peers.F_BULYAN))].double()
-        middle = chosen.quantile(0.5, dim=0)
-        order = (chosen - middle).abs().argsort(dim=0, stable=True)[: 30 - 4 * peers.F_BULYAN]
-        plain = chosen.gather(0, order).mean(dim=0)
-        torch.testing.assert_close(ours, plain.float(), rtol=1e-5, atol=1e-5)
 
 
 def main() -> None:

@@ -1,0 +1,64 @@
+"""Whether a rule gives what it should, in any size: what the peer gives where definitions agree.
+
+Where they do not, ours is held against a computation as plain as can be, in float64.
+"""
+
+import torch
+from torch import Tensor
+
+from bench.peers import DIFFERENCES, F_BULYAN, F
+
+TOLERANCE = 1e-5
+
+
+def compare(rule: str, who: str, updates: Tensor, *, ours: Tensor, theirs: Tensor) -> None:
+    """Raise if ours is not what it should be."""
+    if (rule, who) not in DIFFERENCES:
+        _close(ours, theirs)
+    elif rule == "krum":
+        first = krum_order(distances(updates), f=F)[0]
+        torch.testing.assert_close(ours, updates[first], rtol=0, atol=0)
+    elif rule == "multi-krum":
+        best = krum_order(distances(updates), f=F)[: len(updates) - F]
+        _close(ours, updates[best].double().mean(dim=0))
+    elif rule == "geometric-median":
+        sums = [sum_of_distances(updates, point) for point in (ours, theirs)]
+        if sums[0] > sums[1] * (1 + 1e-6):
+            raise AssertionError(f"{who} has a better geometric median: {sums}")
+    else:
+        _close(ours, bulyan(updates, f=F_BULYAN))
+
+
+def _close(ours: Tensor, expected: Tensor) -> None:
+    torch.testing.assert_close(ours, expected.float(), rtol=TOLERANCE, atol=TOLERANCE)
+
+
+def distances(updates: Tensor) -> Tensor:
+    """Squared, between every two rows, by their differences."""
+    rows = updates.double()
+    return torch.cdist(rows, rows, compute_mode="donot_use_mm_for_euclid_dist").square()
+
+
+def krum_order(distances: Tensor, *, f: int) -> list[int]:
+    """The rows by Krum's score, the best first: Blanchard et al.'s n - f - 2 neighbours."""
+    neighbours = max(len(distances) - f - 2, 1)
+    scores = distances.sort(dim=1).values[:, 1 : neighbours + 1].sum(dim=1)
+    return [int(index) for index in scores.argsort(stable=True)]
+
+
+def bulyan(updates: Tensor, *, f: int) -> Tensor:
+    """Krum again and again on what is left; then the values nearest the median."""
+    between, left, chosen = distances(updates), list(range(len(updates))), []
+    for _ in range(len(updates) - 2 * f):
+        best = krum_order(between[left][:, left], f=f)[0]
+        chosen.append(left.pop(best))
+    rows = updates[chosen].double().sort(dim=0).values
+    half = len(rows) // 2
+    middle = (rows[half] + rows[-half - 1]) / 2
+    nearest = (rows - middle).abs().argsort(dim=0, stable=True)[: len(updates) - 4 * f]
+    return rows.gather(0, nearest).mean(dim=0)
+
+
+def sum_of_distances(updates: Tensor, point: Tensor) -> float:
+    """What the geometric median makes least."""
+    return float(sum((row.double() - point.double()).norm() for row in updates))
