@@ -27,7 +27,7 @@ from holdout.rules import (
     mean,
     multi_krum_choice,
 )
-from holdout.voting import Ballot, Selection, Terms, bound_radius, tally
+from holdout.voting import Ballot, BallotFault, Selection, Terms, bound_radius, tally
 
 
 class Outcome(StrEnum):
@@ -75,9 +75,14 @@ class Decision:
     selection: Selection | None = None
     """The proposals that the update is the mean of; None where the rule names nobody."""
     ballots: Mapping[WorkerId, Ballot] = field(default_factory=dict)
-    ballot_faults: Sequence[str] = ()
+    void_ballots: Sequence[tuple[WorkerId, BallotFault]] = ()
     approve_count: int | None = None
     quorum: int | None = None
+
+    @property
+    def ballot_faults(self) -> list[str]:
+        """Why ballots are void."""
+        return [fault.value for _, fault in self.void_ballots]
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,7 +189,7 @@ def conclude_vote(
         else None,
         selection=selection,
         ballots=ballots.valid,
-        ballot_faults=[fault.value for _, fault in ballots.void],
+        void_ballots=ballots.void,
         approve_count=terms.approve_count(len(admitted.valid)),
         quorum=quorum,
     )

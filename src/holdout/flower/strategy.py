@@ -25,7 +25,7 @@ from holdout.flower.records import (
 from holdout.flower.replies import Answers, Fault, collate
 from holdout.flower.rounds import TOO_FEW_BALLOTS, OpenRound, Sizes, Verdict
 from holdout.flower.settings import Settings, count_problems
-from holdout.ids import ProposalId, WorkerId
+from holdout.ids import ProposalId
 from holdout.rounds import (
     AdmittedProposals,
     Decision,
@@ -181,7 +181,7 @@ class HoldOut(CheckedStrategy):
                 list(decision.ballots[voter].approved) if voter in decision.ballots else None
                 for voter in voters
             ],
-            ballot_faults=self._ballot_faults(stage, admitted, answers, sent),
+            ballot_faults=self._ballot_faults(stage, answers, decision),
             radius=self._radius if self.terms.bound else None,
             vote_seconds=vote_seconds,
         )
@@ -239,17 +239,16 @@ class HoldOut(CheckedStrategy):
     def _ballot_faults(
         self,
         stage: OpenRound,
-        admitted: AdmittedProposals,
         answers: Answers,
-        sent: list[tuple[WorkerId, object]],
+        decision: Decision,
     ) -> list[Fault]:
         """Every ballot that does not count, with its node."""
         nodes = {self._roster.numbers[node]: node for node in stage.voters}
-        void = self.terms.admit(sent, voters=list(nodes), proposals=admitted.valid).void
+        void = [(nodes[voter], fault.value) for voter, fault in decision.void_ballots]
         # Whose reply never became a ballot was told already, with the reason.
         return [
             *answers.faults,
-            *(Fault(nodes[v], fault.value) for v, fault in void if nodes[v] in answers.contents),
+            *(Fault(node, reason) for node, reason in void if node in answers.contents),
         ]
 
     def _voters_in_words(self) -> str:
