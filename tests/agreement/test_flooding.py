@@ -12,6 +12,7 @@
 | lottery outputs | anybody, proven | 16 a worker |
 | answers about the head | members, signed | one a worker |
 | pace of questions | peers | 10,000 peers |
+| pace of help that nobody asked for | members, signed | one count a worker |
 | own votes and the headers behind them | the length of a round | 64 periods, 16 headers |
 """
 
@@ -22,15 +23,18 @@ from tests.agreement.world import World
 
 from holdout.agreement import aggregate, safety
 from holdout.agreement import events as ev
+from holdout.agreement.answers import BURST
 from holdout.agreement.blocks import assemble, read_block
-from holdout.agreement.catchup import PEERS_MAX, Pace
+from holdout.agreement.catchup import Pace
 from holdout.agreement.codec import BOTTOM
 from holdout.agreement.draws import OUTPUTS_PER_WORKER
 from holdout.agreement.messages import (
+    WORKERS_MAX,
     Bundle,
     Envelope,
     Evidence,
     Finished,
+    GetBlocks,
     Kind,
     Mark,
     Step,
@@ -247,9 +251,51 @@ def test_certificates_before_their_turn_are_kept_for_fifty_rounds_and_only_plaus
 
 def test_peers_without_number_are_not_remembered_for_ever():
     pace = Pace(interval=100, burst=1)
-    assert sum(pace.allows(peer, now=0) for peer in range(2 * PEERS_MAX)) == PEERS_MAX
-    assert pace.allows(3 * PEERS_MAX, now=100)
+    assert sum(pace.allows(peer, now=0) for peer in range(2 * WORKERS_MAX)) == WORKERS_MAX
+    assert pace.allows(3 * WORKERS_MAX, now=100)
     assert len(pace._spent) == 1
+
+
+def decided():
+    """The first round is over."""
+    world = World(4, (), early=True)
+    world.settle()
+    world.flow(until_round=2)
+    return world
+
+
+def stuck_vote(world, *, forged):
+    """A recovery vote of that round in worker 1's name, brought by worker 3."""
+    part = vote_part(world.genesis.chain, 1, 0, Step.DOWN, 1, BOTTOM)
+    signature = bytes(64) if forged else world.keys.signer(1).sign(part)
+    return ev.Received(3, Envelope(Kind.VOTE, part, signature).encode())
+
+
+@pytest.mark.parametrize("forged", [True, False])
+def test_old_votes_that_a_liar_sends_in_a_member_s_name_do_not_silence_its_questions(forged):
+    world = decided()
+    player = world.players[0]
+    for _ in range(3 * BURST):
+        player.handle(stuck_vote(world, forged=forged), world.now)
+    question = GetBlocks(world.genesis.chain, 1, 1).encode()
+    assert player.handle(ev.Received(1, question), world.now) == [ev.SendBlocks(1, 1, 1)]
+
+
+def test_forged_votes_do_not_use_up_the_help_for_who_is_stuck():
+    world = decided()
+    player = world.players[0]
+    for _ in range(3 * BURST):
+        player.handle(stuck_vote(world, forged=True), world.now)
+    actions = player.handle(stuck_vote(world, forged=False), world.now)
+    assert ev.SendBlocks(1, 1, 1) in actions
+
+
+def test_an_old_vote_that_is_repeated_is_answered_a_few_times_only():
+    world = decided()
+    player = world.players[0]
+    vote = stuck_vote(world, forged=False)
+    answers = [player.handle(vote, world.now) for _ in range(3 * BURST)]
+    assert sum(ev.SendBlocks(1, 1, 1) in actions for actions in answers) == BURST
 
 
 def test_models_that_blocks_lead_to_are_forgotten_but_never_the_newest_decided_one():

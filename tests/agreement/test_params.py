@@ -71,10 +71,24 @@ def test_with_everybody_in_the_committee_there_is_one_quorum(change):
 
 @pytest.mark.parametrize(
     ("quorum", "committee", "good"),
-    [(6, 8, True), (8, 8, True), (9, 8, False), (0, 8, False), (6, 11, False), (6, 0, False)],
+    [
+        (6, 8, True),
+        (8, 8, True),
+        (9, 8, False),
+        (0, 8, False),
+        (6, 11, False),
+        (6, 0, False),
+        (0, 0, False),
+        # Two halves would decide two blocks, and nobody has to lie for it.
+        (5, 8, True),
+        (4, 8, False),
+        (1, 8, False),
+        (4, 7, True),
+        (3, 7, False),
+    ],
 )
 @pytest.mark.parametrize("mode", [Mode.SHUFFLE, Mode.SELF])
-def test_a_drawn_committee_holds_its_quorum(mode, quorum, committee, good):
+def test_a_drawn_committee_holds_one_quorum_and_not_two(mode, quorum, committee, good):
     params = some_params(10, mode=mode, quorum=quorum, committee=committee)
     if good:
         params.check()

@@ -5,7 +5,14 @@ from hashlib import sha256
 import pytest
 
 from holdout.agreement.codec import BOTTOM, blob, digest, u8, u32, u64
-from holdout.agreement.seed import genesis_seeds, needs_old_block, next_seed, seed_alpha
+from holdout.agreement.seed import (
+    LOOKBACK,
+    REFRESH,
+    genesis_seeds,
+    needs_old_block,
+    next_seed,
+    seed_alpha,
+)
 
 CHAIN = digest("chain")
 SEED = digest("some seed")
@@ -74,7 +81,7 @@ def test_what_the_leader_proves_names_chain_round_and_seed():
     ],
 )
 def test_an_old_block_comes_in_once_for_each_interleaved_chain(round_number, old):
-    assert needs_old_block(round_number) == old
+    assert needs_old_block(round_number, LOOKBACK, REFRESH) == old
 
 
 @pytest.mark.parametrize(("lookback", "refresh"), [(1, 1), (2, 3), (3, 2)])

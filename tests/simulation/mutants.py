@@ -275,7 +275,7 @@ MUTANTS = {
     # The driver drops second copies; here they must get through to be miscounted.
     "duplicate voter counted twice": [
         (Tracker, "add", _count_twice),
-        (nodes, "DEDUPLICATED", frozenset()),
+        (nodes, "REMEMBERED", frozenset()),
     ],
     "mine not persisted": [(Safety, "encode", _without(mine={}))],
     "nextq not persisted": [(Periods, "_remember", _remember_soft_only)],

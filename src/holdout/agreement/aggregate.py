@@ -24,9 +24,7 @@ from holdout.agreement.params import Params
 from holdout.errors import InvalidMessage, MisuseError
 from holdout.ids import Digest
 from holdout.seeds import stream
-
-RADIUS_STEP = 1.5
-"""By how much the bound on norms may move in one step, up or down."""
+from holdout.voting import bound_radius
 
 SMALLEST = 2.0**-126
 """The smallest normal float32: no valid payload but zero has a smaller coordinate or norm."""
@@ -158,11 +156,14 @@ def combine(
 
 
 def _next_radius(norms: Sequence[float], radius: float) -> float:
-    """The lower median of the selected norms, as far as the radius may move at once."""
-    middle = sorted(norms)[(len(norms) + 1) // 2 - 1]
+    """The lower median of the selected norms, as far as the radius may move at once.
+
+    On single float64 numbers, so its bits are exactly specified too.
+    """
+    moved = bound_radius(norms, previous=radius)
+    assert moved is not None  # noqa: S101  # There is at least one norm.
     if not radius:
-        return middle
-    moved = min(max(middle, radius / RADIUS_STEP), radius * RADIUS_STEP)
+        return moved
     # Where half of all updates are zero it would fall for ever, in the end below what float64
     # represents on every machine. A bound that only zero passes is small enough.
     return max(moved, SMALLEST)

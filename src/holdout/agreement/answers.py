@@ -23,7 +23,7 @@ class Answers:
 
     def __init__(self, desk: Desk) -> None:
         self._desk = desk
-        self.pace = Pace(desk.timing.delay, BURST)
+        self._pace = Pace(desk.timing.delay, BURST)
 
     def give(
         self,
@@ -36,7 +36,7 @@ class Answers:
         if question.chain != self._desk.chain:
             self._desk.emit(Reject(peer, Fault.WRONG_CHAIN))
             return
-        if not self.pace.allows(peer, self._desk.now):
+        if not self._pace.allows(peer, self._desk.now):
             self._desk.emit(Reject(peer, Fault.SURPLUS))
             return
         match question:

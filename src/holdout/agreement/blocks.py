@@ -21,12 +21,11 @@ from holdout.agreement.counting import Count, tally
 from holdout.agreement.draws import Draws
 from holdout.agreement.events import Combine, Combined, Fault
 from holdout.agreement.headers import BlockKind, Header, Tip, link_fault, read_header
-from holdout.agreement.keys import Verifier
+from holdout.agreement.keys import SIGNATURE_BYTES, Verifier
 from holdout.agreement.messages import (
     ENVELOPE_BYTES_MAX,
     HEADER_BYTES_MAX,
     PROOF_BYTES_MAX,
-    SIGNATURE_BYTES,
     WORKERS_MAX,
     Ballot,
     Evidence,

@@ -7,16 +7,17 @@ round arrives. Otherwise a forged round number would silence it.
 from dataclasses import dataclass, field
 
 from holdout.agreement.codec import digest, u32, u64
+from holdout.agreement.messages import WORKERS_MAX
 from holdout.agreement.params import Limits, Timing
 from holdout.agreement.safety import NEVER
-
-PEERS_MAX = 10_000
-"""Peers that are remembered; as many as a network has at most."""
 
 
 @dataclass(slots=True)
 class Pace:
-    """How often one peer may make this worker do something."""
+    """How often one peer may make this worker do something.
+
+    It remembers as many peers as a network has at most.
+    """
 
     interval: int
     burst: int
@@ -31,9 +32,9 @@ class Pace:
             start, count = now, 0
         if count >= self.burst:
             return False
-        if peer not in self._spent and len(self._spent) >= PEERS_MAX:
+        if peer not in self._spent and len(self._spent) >= WORKERS_MAX:
             self._forget(now)
-            if len(self._spent) >= PEERS_MAX:
+            if len(self._spent) >= WORKERS_MAX:
                 return False
         self._spent[peer] = (start, count + 1)
         return True

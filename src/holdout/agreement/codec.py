@@ -26,11 +26,6 @@ def u8(value: int) -> bytes:
     return value.to_bytes(1, "big")
 
 
-def u16(value: int) -> bytes:
-    """Two bytes."""
-    return value.to_bytes(2, "big")
-
-
 def u32(value: int) -> bytes:
     """Four bytes."""
     return value.to_bytes(4, "big")
@@ -77,10 +72,6 @@ class Reader:
     def u8(self) -> int:
         """One byte."""
         return self._integer(1)
-
-    def u16(self) -> int:
-        """Two bytes."""
-        return self._integer(2)
 
     def u32(self) -> int:
         """Four bytes."""

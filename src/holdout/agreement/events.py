@@ -282,7 +282,7 @@ class Persist:
     """Make this durable before anything behind it happens."""
 
     safety: bytes
-    """The encoded `SafetyState`; replaces the one before."""
+    """The encoded `Safety`; replaces the one before."""
     blobs: tuple[tuple[BlobKind, Digest], ...] = ()
     """Blobs in hand that must survive a crash from now on."""
     finished: tuple[Finished, ...] = ()

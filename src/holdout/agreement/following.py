@@ -7,6 +7,7 @@ otherwise a forged number would silence it.
 
 from collections.abc import Callable
 
+from holdout.agreement.answers import BURST
 from holdout.agreement.catchup import Catchup, Pace, peer_for
 from holdout.agreement.desk import Desk
 from holdout.agreement.draws import Draws, Signed
@@ -44,19 +45,20 @@ class Following:
     """Where the chain stands, and what is known of how far others are."""
 
     def __init__(
-        self, desk: Desk, ledger: Ledger, pace: Pace, decide: Callable[[Header, Bundle], None]
+        self, desk: Desk, ledger: Ledger, decide: Callable[[Header, Bundle], None]
     ) -> None:
         """Nobody is known to be ahead.
 
         Args:
             desk: The worker.
             ledger: The chain so far.
-            pace: How often others get an answer.
             decide: Called with each certificate for the round to be decided.
         """
         self._desk = desk
         self._ledger = ledger
-        self._pace = pace
+        # Not the pace of answers: old votes may come from anybody, and must not silence the worker
+        # that signed them when it asks.
+        self._help = Pace(desk.timing.delay, BURST)
         self._decide = decide
         self._catchup = Catchup(desk.timing, desk.limits)
         self._ahead: dict[int, tuple[int, Finished]] = {}
@@ -159,13 +161,16 @@ class Following:
     def on_old(self, peer: int, claim: Signed) -> None:
         """Somebody is slow, or stuck in a round that is over: then send it the certificate."""
         self._reject(peer, Fault.STALE)
-        if claim.round == self.round - 1 and self._is_signed(claim.worker, claim.envelope):
-            self._desk.attendance.note(claim.envelope.kind, claim.worker, claim.round)
+        late = claim.round == self.round - 1
         stuck = isinstance(claim, Vote) and (claim.step > Step.CERT or claim.period > 0)
-        if stuck and self._desk.worker != claim.worker:
-            paced = self._pace.allows(claim.worker, self._desk.now)
-            if paced and self._is_signed(claim.worker, claim.envelope):
-                self._desk.emit(SendBlocks(claim.worker, claim.round, claim.round))
+        if not (late or stuck) or not self._is_signed(claim.worker, claim.envelope):
+            return
+        if late:
+            self._desk.attendance.note(claim.envelope.kind, claim.worker, claim.round)
+        other = self._desk.worker != claim.worker
+        # Counted after the signature is checked, or forged votes would use up the help.
+        if stuck and other and self._help.allows(claim.worker, self._desk.now):
+            self._desk.emit(SendBlocks(claim.worker, claim.round, claim.round))
 
     def _is_signed(self, worker: int, envelope: Envelope) -> bool:
         key = self._desk.genesis.roster[worker].signing

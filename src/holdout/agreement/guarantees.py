@@ -8,9 +8,8 @@ import bisect
 from fractions import Fraction
 
 from holdout.agreement.chances import Law, binomial, hypergeometric
-from holdout.agreement.params import Mode, RoleDraw
+from holdout.agreement.params import ATTEMPTS_MAX, Mode, RoleDraw
 from holdout.agreement.sizing import (
-    ATTEMPTS,
     Committee,
     Risk,
     Sizes,
@@ -59,8 +58,8 @@ def limits(chosen: Sizes, *, n: int, f: Fraction | int, risk: Risk) -> tuple[str
         said.append("The committee is public: who can silence chosen workers can stop a period.")
     if chosen.mode is Mode.SELF:
         said.append(
-            f"The bound behind mode self allows for {ATTEMPTS} recovery attempts in a period; it is"
-            " this project's own and has not been checked by others."
+            f"The bound behind mode self allows for {ATTEMPTS_MAX} recovery attempts in a period;"
+            " it is this project's own and has not been checked by others."
         )
     said.append(
         "Some round lacks an honest majority of proposers or voters, or its first quorum, with"
@@ -111,7 +110,7 @@ def _steps_bound(n: int, byzantine: int, chosen: Committee) -> float:
     def terms(split: int) -> tuple[float, float]:
         certified = binomial(split + byzantine, chosen.size, n).at_least(chosen.quorum)
         down = binomial(honest - split + byzantine, chosen.size, n).at_least(chosen.quorum)
-        return certified, 2 * ATTEMPTS * down
+        return certified, 2 * ATTEMPTS_MAX * down
 
     def crossed(split: int) -> bool:
         certified, down = terms(split)

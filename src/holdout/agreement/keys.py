@@ -16,8 +16,6 @@ from typing import Generic, Protocol, TypeVar
 from holdout.seeds import Stream, stream
 
 SIGNATURE_BYTES = 64
-OUTPUT_BYTES = 64
-PUBLIC_BYTES = 32
 MEMO_ENTRIES_MAX = 1 << 17
 """Enough for all that a cluster of 300 says in a round; about 50 MB when full."""
 

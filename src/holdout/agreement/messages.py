@@ -19,7 +19,6 @@ from holdout.agreement.codec import (
 )
 from holdout.ids import Digest
 
-SIGNATURE_BYTES = 64
 PROOF_BYTES_MAX = 80
 WORKERS_MAX = 10_000
 """The largest roster: bounds every list that a peer may send."""
@@ -55,6 +54,12 @@ class Kind(IntEnum):
     BEHIND = 10
     HEAD_QUERY = 11
     HEAD_ANSWER = 12
+
+
+REMEMBERED = frozenset({Kind.UPDATE, Kind.BALLOT, Kind.LEAD, Kind.VOTE, Kind.BUNDLE, Kind.EVIDENCE})
+"""Of these one accepted copy is enough: a driver drops a second one unread. Questions may be asked
+again; and a certificate of a round ahead only says that this worker is behind: it is needed again
+when the rounds before it are here."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,10 +181,6 @@ class Bundle:
                 ),
             ]
         )
-
-
-Offence: TypeAlias = Update | Ballot | Lead | Vote
-"""What a worker may sign only once in a slot."""
 
 
 @dataclass(frozen=True, slots=True)

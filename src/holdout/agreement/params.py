@@ -13,12 +13,22 @@ from functools import cached_property
 
 from holdout.agreement.codec import blob, digest, f64, items, text, u32, u64
 from holdout.agreement.keys import PublicKeys
+from holdout.agreement.seed import LOOKBACK, REFRESH
 from holdout.errors import InfeasibleError
 from holdout.ids import Digest
+from holdout.voting import approve_count
 
 PROTOCOL_VERSION = 1
 MILLISECOND = 1_000
 """All times of the core are whole microseconds of a monotonic clock."""
+
+ATTEMPTS_MAX = 4
+"""Recovery attempts of a period in mode `self`: its committees are sized for so many."""
+
+
+def quorum_of_all(n: int) -> int:
+    """Q when everybody is in the committee: two quorums share an honest worker."""
+    return 2 * n // 3 + 1
 
 
 class Mode(StrEnum):
@@ -82,9 +92,9 @@ class Params:
     role_draw: RoleDraw = RoleDraw.SELF
     inclusion_periods: int = 1
     """p_incl: up to this period a leader must include the ballots that others held in time."""
-    lookback: int = 2
+    lookback: int = LOOKBACK
     """L: round r is drawn by the seed of round r - L."""
-    refresh: int = 50
+    refresh: int = REFRESH
     """R: every L R rounds an old block's digest enters the seed."""
     shapes: tuple[tuple[int, ...], ...] = ()
     """The shapes of the model's tensors, in order: part of the model's digest."""
@@ -110,7 +120,7 @@ class Params:
 
     def approve_count(self, candidates: int) -> int:
         """The names on a full ballot: k = ceil((1 - f) m), exactly."""
-        return -((self.f.numerator - self.f.denominator) * candidates // self.f.denominator)
+        return approve_count(candidates, self.f)
 
     def encode(self) -> bytes:
         """Canonical bytes of all of them."""
@@ -142,20 +152,26 @@ class Params:
         )
 
     def check(self) -> None:
-        """Refuse constants with which agreement itself would not be safe or could never go on."""
+        """Refuse constants with which agreement could not be safe or could never go on.
+
+        How likely a drawn committee is to be a good one is another question (`guarantees`).
+        """
         n, b = self.workers, self.byzantine
         if n < 3 * b + 1:
             raise InfeasibleError(
                 f"agreement needs n >= 3B + 1 workers, of which B may lie; got n={n}, B={b}"
             )
-        if self.mode is Mode.ALL and self.quorum != 2 * n // 3 + 1:
+        of_all = quorum_of_all(n)
+        if self.mode is Mode.ALL and self.quorum != of_all:
             raise InfeasibleError(
-                f"with everybody in the committee the quorum is floor(2n/3) + 1 = {2 * n // 3 + 1};"
-                f" got {self.quorum}"
+                f"with everybody in the committee the quorum is floor(2n/3) + 1 = {of_all}; got"
+                f" {self.quorum}"
             )
-        if self.mode is not Mode.ALL and not 0 < self.quorum <= self.committee <= n:
+        # Two quorums must meet, or the committee decides two blocks though nobody lies.
+        committee_max = min(n, 2 * self.quorum - 1)
+        if self.mode is not Mode.ALL and not self.quorum <= self.committee <= committee_max:
             raise InfeasibleError(
-                "a drawn committee needs 0 < quorum <= committee <= n; got"
+                "a drawn committee needs quorum <= committee <= n and committee < 2 * quorum; got"
                 f" quorum={self.quorum}, committee={self.committee}, n={n}"
             )
         self._check_learning()

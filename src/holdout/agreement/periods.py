@@ -25,7 +25,7 @@ from holdout.agreement.events import (
 )
 from holdout.agreement.leads import Leads
 from holdout.agreement.messages import Bundle, Kind, Lead, Step, lead_part, vote_part
-from holdout.agreement.params import Mode
+from holdout.agreement.params import ATTEMPTS_MAX, Mode
 from holdout.agreement.phases import Phases
 from holdout.agreement.safety import OwnSlot
 from holdout.agreement.seed import next_seed, seed_alpha
@@ -33,9 +33,6 @@ from holdout.agreement.sortition import Role
 from holdout.agreement.validation import Validation, Verdict
 from holdout.agreement.votes import Reached, Tracker
 from holdout.ids import Digest
-
-ATTEMPTS_MAX = 4
-"""Recovery attempts of a period in mode `self`: as many as the sizes are computed for."""
 
 
 @dataclass(slots=True)

@@ -141,7 +141,7 @@ class Player:
         self._decode = decode
         self._tools = tools or Tools()
         self._answers = Answers(self._desk)
-        self._following = Following(self._desk, self._ledger, self._answers.pace, self._decide)
+        self._following = Following(self._desk, self._ledger, self._decide)
         self._models: dict[Digest, None] = {}
         self._early = Early(limits.early)
         self._in_round = False

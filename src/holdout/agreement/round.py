@@ -39,8 +39,8 @@ from holdout.agreement.messages import (
     Update,
     Vote,
 )
-from holdout.agreement.params import Mode
-from holdout.agreement.periods import ATTEMPTS_MAX, Periods
+from holdout.agreement.params import ATTEMPTS_MAX, Mode
+from holdout.agreement.periods import Periods
 from holdout.agreement.phases import Phases, Waiting
 from holdout.agreement.proceedings import Proceedings, Stage
 from holdout.agreement.sortition import Role

@@ -11,7 +11,9 @@ from holdout.agreement.codec import BOTTOM, blob, digest, text, u8, u32, u64
 from holdout.ids import Digest
 
 LOOKBACK = 2
+"""L, unless a network chooses another."""
 REFRESH = 50
+"""R, likewise."""
 
 
 def genesis_seeds(chain: Digest) -> tuple[Digest, Digest]:
@@ -51,9 +53,7 @@ def next_seed(
     return digest("seed-next", blob(moved), blob(BOTTOM if old_block is None else old_block))
 
 
-def needs_old_block(
-    round_number: int, lookback: int = LOOKBACK, refresh: int = REFRESH
-) -> int | None:
+def needs_old_block(round_number: int, lookback: int, refresh: int) -> int | None:
     """The round of the old block that refreshes Q[r], or None in most rounds."""
     interval = lookback * refresh
     refreshes = round_number % interval < lookback and round_number > interval

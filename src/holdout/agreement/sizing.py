@@ -22,12 +22,13 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 from holdout.agreement.chances import RAREST, binomial, hypergeometric
-from holdout.agreement.params import Mode, RoleDraw
+from holdout.agreement.messages import WORKERS_MAX
+from holdout.agreement.params import ATTEMPTS_MAX, Mode, RoleDraw, quorum_of_all
 from holdout.errors import InfeasibleError, UserError
 from holdout.shares import byzantine_count, write_share
+from holdout.voting import approve_count
 from holdout.voting.odds import exact_size
 
-WORKERS_MAX = 100_000
 ROUNDS_MAX = 10**15
 LEADERS = 20
 """tau_L: at f = 0.3 a period lacks an honest leader with probability below 1e-6."""
@@ -37,9 +38,6 @@ SAMPLED_WORKERS_MIN = 50
 
 ALL_WORKERS_MAX = 1000
 """Above this, sending every gradient to everybody costs more than a drawn committee does."""
-
-ATTEMPTS = 4
-"""Recovery attempts of a period that mode `self` is sized for."""
 
 SEED_BIAS = 4
 """A coalition that withholds blocks biases the seed; it makes bad draws this much likelier."""
@@ -174,11 +172,6 @@ def usual_mode(n: int) -> Mode:
 # --- The consensus committee ---
 
 
-def quorum_of_all(n: int) -> int:
-    """Q when everybody is in the committee."""
-    return 2 * n // 3 + 1
-
-
 def committee(n: int, byzantine: int, risk: Risk, mode: Mode) -> Committee:
     """The committee of this mode; everybody where no smaller one is good."""
     match mode:
@@ -206,7 +199,7 @@ def shuffled_committee(n: int, byzantine: int, risk: Risk) -> Committee:
 
 
 def self_selected_committee(
-    n: int, byzantine: int, risk: Risk, *, each_step: bool = True, attempts: int = ATTEMPTS
+    n: int, byzantine: int, risk: Risk, *, each_step: bool = True, attempts: int = ATTEMPTS_MAX
 ) -> Committee:
     """Secret self-selection, drawn anew for each step (or, for comparison, once a period)."""
 
@@ -234,7 +227,7 @@ def self_selection_is_safe(
     risk: Risk,
     *,
     each_step: bool = True,
-    attempts: int = ATTEMPTS,
+    attempts: int = ATTEMPTS_MAX,
 ) -> bool:
     """Whether a self-selected committee certifies two blocks with an accepted probability only."""
     left = risk.unsafe - two_quorums(n, byzantine, chosen.size, chosen.quorum)
@@ -338,7 +331,7 @@ def judge_voters(n: int, byzantine: int, size: int, risk: Risk, draw: RoleDraw) 
 
 def ballots_suffice(f: Fraction, ballots_min: int, byzantine_max: int) -> bool:
     """Whether honest ballots alone carry an update over the floor: ceil((1-f) M_min) > b_max."""
-    return math.ceil((1 - f) * ballots_min) > byzantine_max
+    return approve_count(ballots_min, f) > byzantine_max
 
 
 def no_honest_leader(n: int, byzantine: int, tau: int) -> float:

@@ -12,13 +12,13 @@ from typing import Generic, TypeVar
 
 from holdout.agreement.codec import BOTTOM, DIGEST_BYTES, Reader
 from holdout.agreement.codec import decode as decode_with
+from holdout.agreement.keys import SIGNATURE_BYTES
 from holdout.agreement.messages import (
     BUNDLE_BYTES_MAX,
     ENVELOPE_BYTES_MAX,
     HEADER_BYTES_MAX,
     NONCE_BYTES,
     PROOF_BYTES_MAX,
-    SIGNATURE_BYTES,
     WORKERS_MAX,
     Ballot,
     Behind,

@@ -34,7 +34,6 @@ from holdout.simulation.cluster import Cluster
 from holdout.simulation.nodes import Node
 
 SOFT, CERT, LATE, REDO, DOWN = 1, 2, 3, 4, 5
-NO_BLOCK = bytes(32)
 
 
 @dataclass(frozen=True, slots=True)

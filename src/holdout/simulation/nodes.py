@@ -47,7 +47,7 @@ from holdout.agreement.events import (
     TimerFired,
     Want,
 )
-from holdout.agreement.messages import Kind
+from holdout.agreement.messages import REMEMBERED
 from holdout.agreement.player import Player
 from holdout.ids import Digest
 from holdout.seeds import stream
@@ -60,11 +60,6 @@ if TYPE_CHECKING:
     from holdout.simulation.cluster import Cluster
 
 MILLION = 1_000_000
-DEDUPLICATED = frozenset(
-    {Kind.UPDATE, Kind.BALLOT, Kind.LEAD, Kind.VOTE, Kind.BUNDLE, Kind.EVIDENCE}
-)
-"""Kinds of messages of which an accepted copy is enough. Questions may be asked again, and answers
-that come before their turn are needed again."""
 
 
 class Behaviour(Protocol):
@@ -272,7 +267,7 @@ class Node:
             cluster.trace.record(cluster.agenda.now, self.index, event, actions)
         self._reject_seen = False
         self.execute(actions)
-        if type(event) is Received and not self._reject_seen and event.data[0] in DEDUPLICATED:
+        if type(event) is Received and not self._reject_seen and event.data[0] in REMEMBERED:
             # As a real driver does: a second copy of what was accepted is dropped unread. What was
             # rejected may be welcome later (too early now), so it is not remembered.
             self._seen.add(event.data)

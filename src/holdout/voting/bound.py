@@ -9,6 +9,7 @@ but moves by at most RATE a round, whatever a lucky draw of liars sends.
 from collections.abc import Sequence
 
 RATE = 1.5
+"""Part of the protocol without a server too: every member computes the same radius."""
 
 
 def bound_radius(norms: Sequence[float], *, previous: float | None) -> float | None:
