@@ -2,6 +2,7 @@
 
 import asyncio
 import struct
+from dataclasses import replace
 
 from test_inbox import params
 
@@ -94,6 +95,50 @@ def test_wrong_bytes_and_silence_lead_to_the_next_holder():
     assert fetcher.silent == {2: 1}
 
 
+def dripping(data, *, bytes_each=1):
+    """A holder that answers each question with a few bytes."""
+
+    def answer(question):
+        offset = int(question.rsplit("/", 1)[1])
+        return struct.pack("<Q", len(data)) + data[offset : offset + bytes_each]
+
+    return answer
+
+
+def test_a_holder_that_drips_is_given_up_after_its_first_piece():
+    digest, data = gradient()
+    peers = Peers({1: dripping(data), 2: dripping(data, bytes_each=39), 4: holder((digest, data))})
+    fetcher, got = fetch(peers, BlobKind.PAYLOAD, digest, (1, 2, 4))
+    assert got == [(BlobKind.PAYLOAD, digest, data)]
+    assert peers.asked == [1, 2, 4]
+    assert fetcher.wrong == {1: 1, 2: 1}
+
+
+def test_a_blob_whose_size_changes_is_given_up():
+    rules = large_params(2)
+    digest, data = gradient(1.5, rules.dimension)
+
+    def growing(question):
+        offset = int(question.rsplit("/", 1)[1])
+        size = len(data) if offset else 2 * CHUNK_BYTES
+        return struct.pack("<Q", size) + data[offset : offset + CHUNK_BYTES]
+
+    peers = Peers({1: growing, 2: holder((digest, data))})
+    fetcher, got = fetch(peers, BlobKind.PAYLOAD, digest, (1, 2), rules=rules)
+    assert got == [(BlobKind.PAYLOAD, digest, data)]
+    assert peers.asked[:3] == [1, 1, 2]
+    assert fetcher.wrong == {1: 1}
+
+
+def test_a_piece_that_is_too_long_is_given_up():
+    rules = large_params(2)
+    digest, data = gradient(1.5, rules.dimension)
+    peers = Peers({1: struct.pack("<Q", len(data)) + data, 2: holder((digest, data))})
+    fetcher, got = fetch(peers, BlobKind.PAYLOAD, digest, (1, 2), rules=rules)
+    assert len(got) == 1
+    assert fetcher.wrong == {1: 1}
+
+
 def test_what_nobody_has_is_asked_for_until_it_is_forgotten():
     digest, _ = gradient()
     peers = Peers({})
@@ -105,17 +150,17 @@ def test_what_nobody_has_is_asked_for_until_it_is_forgotten():
 
 
 def test_large_blobs_travel_in_pieces():
-    dimension = CHUNK_BYTES // 4 * 2 + 100
-    rules = params(5).__class__(**{**_fields(params(5)), "dimension": dimension})
-    digest, data = gradient(1.5, dimension)
+    rules = large_params(2)
+    digest, data = gradient(1.5, rules.dimension)
     peers = Peers({2: holder((digest, data))})
     _, got = fetch(peers, BlobKind.PAYLOAD, digest, (2,), rules=rules)
     assert got == [(BlobKind.PAYLOAD, digest, data)]
     assert peers.asked == [2, 2, 2]
 
 
-def _fields(value):
-    return {name: getattr(value, name) for name in value.__slots__}
+def large_params(pieces):
+    """Gradients of so many whole pieces and a bit."""
+    return replace(params(5), dimension=CHUNK_BYTES // 4 * pieces + 100)
 
 
 def test_strange_questions_are_not_answered():

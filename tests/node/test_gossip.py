@@ -1,5 +1,9 @@
 """Small messages: never twice, passed on once, pulled where they are missing."""
 
+from dataclasses import replace
+from fractions import Fraction
+from hashlib import sha256
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -10,15 +14,26 @@ from holdout.agreement.events import Urgency
 from holdout.agreement.keys import SimulatedKeys
 from holdout.agreement.messages import Kind
 from holdout.agreement.params import Genesis
-from holdout.node.gossip import GOODBYE, HAVE, HEARTBEAT, PULL, REMEMBERED_MAX, Gossip
+from holdout.node.gossip import (
+    GOODBYE,
+    HAVE,
+    HEARTBEAT,
+    LISTED_MAX,
+    NAME_BYTES,
+    PULL,
+    PULLED_MAX,
+    Gossip,
+)
+from holdout.node.inbox import Allowance, Meter
 from holdout.seeds import stream
 
 
 class Wire:
     """Remembers what was sent."""
 
-    def __init__(self):
+    def __init__(self, peers=(1, 2, 3, 4)):
         self.sent = []
+        self._peers = peers
 
     def broadcast(self, data, _urgency):
         self.sent.append((None, data))
@@ -27,7 +42,7 @@ class Wire:
         self.sent.append((peer, data))
 
     def peers(self):
-        return (1, 2, 3, 4)
+        return self._peers
 
 
 KEYS = SimulatedKeys(0, 5)
@@ -36,10 +51,10 @@ VOTE = bytes([Kind.VOTE]) + b"some vote"
 QUESTION = bytes([Kind.GET_BLOCKS]) + b"some question"
 
 
-def make(worker=0):
-    wire = Wire()
+def make(worker=0, *, peers=(1, 2, 3, 4), genesis=GENESIS):
+    wire = Wire(peers)
     gossip = Gossip(
-        GENESIS,
+        genesis,
         worker,
         signer=KEYS.signer(worker),
         verifier=KEYS.verifier(),
@@ -78,8 +93,20 @@ def test_a_message_is_passed_on_to_a_few_and_not_back():
     assert 0 not in receivers
 
 
+def a_vote(number):
+    return bytes([Kind.VOTE]) + number.to_bytes(4, "big")
+
+
+def name(data):
+    return sha256(data).digest()[:NAME_BYTES]
+
+
+def pull(*names):
+    return u8(PULL) + blob(GENESIS.chain) + u64(1) + items(map(blob, names))
+
+
 def test_what_one_lacks_is_pulled_from_the_other():
-    one, one_wire = make(0)
+    one, one_wire = make(0, peers=(1,))
     other, other_wire = make(1)
     one.remember(VOTE)
     one.tell_what_is_held()
@@ -94,6 +121,62 @@ def test_what_one_lacks_is_pulled_from_the_other():
     other.remember(VOTE)
     other.handle(0, have)
     assert len(other_wire.sent) == 1
+
+
+def test_a_message_that_is_pulled_many_times_is_sent_once():
+    gossip, wire = make(peers=(1,))
+    gossip.remember(VOTE)
+    gossip.tell_what_is_held()
+    wire.sent.clear()
+    gossip.handle(1, pull(*[name(VOTE)] * PULLED_MAX))
+    assert wire.sent == [(1, VOTE)]
+
+
+def test_who_was_told_nothing_pulls_nothing():
+    gossip, wire = make(peers=(1,))
+    gossip.remember(VOTE)
+    gossip.tell_what_is_held()
+    wire.sent.clear()
+    gossip.handle(2, pull(name(VOTE)))
+    assert wire.sent == []
+
+
+def test_a_peer_pulls_so_much_for_each_list_and_no_more():
+    gossip, wire = make(peers=(1,))
+    votes = [a_vote(number) for number in range(PULLED_MAX + 50)]
+    for vote in votes:
+        gossip.remember(vote)
+    gossip.tell_what_is_held()
+    gossip.tell_what_is_held()
+    wire.sent.clear()
+    for begin in (0, 100, 0):
+        gossip.handle(1, pull(*map(name, votes[begin : begin + 200])))
+    assert len(wire.sent) == PULLED_MAX
+    gossip.tell_what_is_held()
+    wire.sent.clear()
+    gossip.handle(1, pull(name(votes[-1])))
+    assert wire.sent == [(1, votes[-1])]
+
+
+@pytest.mark.parametrize("n", [4, 5, 20, 40, 41, 100])
+def test_a_full_list_is_within_what_its_receiver_lets_in(n):
+    rules = replace(params(n), f=Fraction(0))
+    genesis = Genesis(rules, GENESIS.roster[:1] * n, b"n", b"b")
+    one, one_wire = make(0, peers=(1,), genesis=genesis)
+    other, other_wire = make(1, genesis=genesis)
+    for number in range(LISTED_MAX + 1):
+        one.remember(a_vote(number))
+    one.tell_what_is_held()
+    ((_, data),) = one_wire.sent
+    assert Meter(Allowance.of(rules), lambda: 0.0).fault(0, len(data)) is None
+    # The newest stand in it, and as many as there is room for.
+    assert name(a_vote(LISTED_MAX)) in data
+    room = Allowance.of(rules).message_bytes_max - len(data)
+    assert room < 4 + NAME_BYTES or name(a_vote(1)) in data
+    other.handle(0, data)
+    ((_, asked),) = other_wire.sent
+    assert asked[0] == PULL
+    assert other.rejected == {}
 
 
 def test_what_is_held_of_another_round_is_no_topic():
@@ -159,11 +242,13 @@ def test_lists_of_another_network_are_rejected(tag):
     assert wire.sent == []
 
 
-def test_memory_is_bounded():
+def test_memory_is_bounded_and_given_back(monkeypatch):
+    monkeypatch.setattr("holdout.node.gossip.REMEMBERED_MAX", 10)
     gossip, _ = make()
-    assert REMEMBERED_MAX < 1 << 20
-    for number in range(1000):
-        gossip.remember(bytes([Kind.VOTE]) + number.to_bytes(4, "big"))
+    for number in range(20):
+        gossip.remember(a_vote(number))
+    assert len(gossip._seen) == 10
+    assert len(gossip._held) == 10
     gossip.entered(5)
     assert gossip._seen == {}
     assert gossip._held == {}

@@ -120,6 +120,49 @@ def test_a_failing_worker_is_told_and_asked_again_later(folders, tmp_path, how, 
 
 
 @pytest.mark.slow
+def test_a_worker_that_approves_too_many_is_told_and_not_cut(folders, tmp_path):
+    model = bytes(4 * DIMENSION)
+    updates = [np.full(DIMENSION, float(n), np.float32).tobytes() for n in range(4)]
+
+    async def work(learner):
+        def judge(round_number, f):
+            return learner.judge(
+                model, updates, round_number=round_number, rate=0.1, radius=0.0, f=f
+            )
+
+        with pytest.raises(LearnerFailed, match="may approve 3 of 4 updates; it approved 4"):
+            await judge(2, Fraction(1, 4))
+        assert learner.failures == 1
+        assert await judge(2, Fraction(0)) == (0, 1, 2, 3)
+        assert learner.failures == 1
+
+    assert "worker-failed" in with_learner(folders, 'how = "approves-all"', work, tmp_path)
+
+
+def test_a_process_that_cannot_be_started_is_a_failed_worker(tmp_path, monkeypatch):
+    """A machine without memory or processes left must not end the node."""
+
+    async def refuse(*_, **__):
+        raise BlockingIOError("no process left")
+
+    async def run():
+        monkeypatch.setattr(asyncio, "create_subprocess_exec", refuse)
+        with (tmp_path / "log").open("w") as log:
+            learner = Learner(tmp_path, Log("test", "debug", log), seconds_max=1.0, threads=1)
+            await learner.start()
+            assert learner.failures == 1
+            learner._not_before = 0.0
+            with pytest.raises(LearnerFailed, match="cannot be started: no process left"):
+                await learner.propose(b"", round_number=1, rate=0.1)
+            with pytest.raises(LearnerFailed, match="a moment ago"):
+                await learner.propose(b"", round_number=1, rate=0.1)
+            await learner.close()
+
+    asyncio.run(run())
+    assert "worker-failed" in (tmp_path / "log").read_text()
+
+
+@pytest.mark.slow
 def test_a_worker_that_cannot_be_made_is_told(folders, tmp_path):
     async def work(learner):
         await learner.start()

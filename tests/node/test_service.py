@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from collections import Counter
 
 import pytest
 from test_gossip import GENESIS, KEYS, VOTE, Wire, make
@@ -16,6 +17,7 @@ from holdout.agreement.events import (
     Fault,
     JobFailed,
     Judge,
+    Judged,
     Keep,
     PayloadReady,
     Persist,
@@ -36,12 +38,12 @@ from holdout.agreement.params import Timing
 from holdout.errors import LearnerFailed, StoreError
 from holdout.ids import Digest
 from holdout.node.blobs import Blobs, Fetcher
-from holdout.node.gossip import GOODBYE, Gossip
+from holdout.node.gossip import GOODBYE, PULL, Gossip
 from holdout.node.inbox import Inbox
 from holdout.node.logs import Log
 from holdout.node.measure import Spent
 from holdout.node.pacing import Pacing
-from holdout.node.service import Service
+from holdout.node.service import STEPS_IN_A_ROW, Service
 from holdout.seeds import stream
 
 MODEL = GENESIS.params.model_first
@@ -92,6 +94,7 @@ class FakeLearner:
 
     def __init__(self, seconds=0.0, fails=False):
         self.seconds, self.fails = seconds, fails
+        self.judging = asyncio.Event()
 
     async def start(self):
         pass
@@ -106,6 +109,7 @@ class FakeLearner:
         return WEIGHTS[:-4] + b"\x00\x00\x80\x3f"
 
     async def judge(self, *_, **__):
+        self.judging.set()
         await asyncio.sleep(self.seconds)
         return (0,)
 
@@ -260,13 +264,43 @@ def test_a_long_vote_delays_no_agreement_vote():
         return [Compute(job)] if isinstance(event, Start) else [Reject(1, Fault.STALE)]
 
     async def work(rig):
-        await rig.until(lambda: rig.player.events)
-        began = time.monotonic()
+        await asyncio.wait_for(learner.judging.wait(), 5)
         rig.put(1, VOTE)
         await rig.until(lambda: _received(rig))
-        assert time.monotonic() - began < 0.5
 
-    play(script, work, learner=FakeLearner(seconds=3600))
+    learner = FakeLearner(seconds=3600)
+    rig = play(script, work, learner=learner)
+    assert not any(isinstance(event, Judged) for event in rig.player.events)
+
+
+@pytest.mark.parametrize("data", [bytes([PULL]), VOTE])
+def test_messages_that_lead_to_no_event_let_other_tasks_take_their_turn(data):
+    """A peer fills its queue with gossip, or with copies."""
+    turns, handled = 0, Counter()
+
+    async def take_turns():
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    def handle(*_):
+        handled[turns] += 1
+        return True
+
+    async def work(rig):
+        await rig.until(lambda: rig.player.events)
+        rig.service.gossip.handle = rig.service.gossip.is_repeated = handle
+        for _ in range(10 * STEPS_IN_A_ROW):
+            assert rig.inbox.put(1, data) is None
+        other = asyncio.create_task(take_turns())
+        await asyncio.sleep(0)
+        rig.service.wake()
+        await rig.until(lambda: handled.total() == 10 * STEPS_IN_A_ROW)
+        other.cancel()
+
+    play(lambda _: None, work)
+    assert max(handled.values()) <= STEPS_IN_A_ROW
 
 
 def test_copies_of_what_was_accepted_are_dropped_and_of_what_was_rejected_are_not():

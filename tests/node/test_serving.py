@@ -1,11 +1,11 @@
-"""Questions of peers: each asker has its own places, and none blocks the others."""
+"""Work for peers: each has its own places, and none blocks the others."""
 
 import threading
 import time
 
 import pytest
 
-from holdout.node.serving import Desk
+from holdout.node.serving import PeerWork
 
 
 def until(condition, seconds=5.0):
@@ -30,18 +30,18 @@ def test_an_asker_that_asks_too_much_loses_its_own_questions_only(gate):
         gate.wait(5)
         answered.append((asker, question))
 
-    desk = Desk(answer, threads=1, waiting_max=3)
-    desk.put(1, 0)
-    until(lambda: desk.put(1, 1))
-    taken = 2 + sum(desk.put(1, number) for number in range(2, 20))
+    work = PeerWork(answer, name="test", threads_max=1, waiting_max=3)
+    work.put(1, 0)
+    until(lambda: work.put(1, 1))
+    taken = 2 + sum(work.put(1, number) for number in range(2, 20))
     assert taken <= 4  # One may be in hand already.
-    assert desk.put(2, 0)
+    assert work.put(2, 0)
     gate.set()
     until(lambda: len(answered) == taken + 1)
     # The one that asked little did not wait for all the rest.
     assert answered.index((2, 0)) <= 2
     assert [question for asker, question in answered if asker == 1] == list(range(taken))
-    desk.close()
+    work.close()
 
 
 def test_an_asker_that_takes_no_answers_keeps_one_thread_waiting(gate):
@@ -53,18 +53,18 @@ def test_an_asker_that_takes_no_answers_keeps_one_thread_waiting(gate):
             gate.wait(5)
         answered.append((asker, question))
 
-    desk = Desk(answer, threads=2, waiting_max=10)
-    desk.put(1, 0)
+    work = PeerWork(answer, name="test", threads_max=2, waiting_max=10)
+    work.put(1, 0)
     until(lambda: taken)
     for number in range(1, 10):
-        desk.put(1, number)
+        work.put(1, number)
     for number in range(5):
-        desk.put(2, number)
+        work.put(2, number)
     until(lambda: len(answered) == 5)
     assert {asker for asker, _ in answered} == {2}
     gate.set()
     until(lambda: len(answered) == 15)
-    desk.close()
+    work.close()
 
 
 def test_a_failing_answer_harms_nobody_else():
@@ -75,17 +75,41 @@ def test_a_failing_answer_harms_nobody_else():
             raise ValueError(question)
         answered.append(asker)
 
-    desk = Desk(answer, threads=1, waiting_max=10)
+    work = PeerWork(answer, name="test", threads_max=1, waiting_max=10)
     for asker, question in [(1, "bad"), (2, "good"), (1, "good")]:
-        desk.put(asker, question)
+        work.put(asker, question)
     until(lambda: sorted(answered) == [1, 2])
-    assert desk.failed == 1
-    desk.close()
+    assert work.failed == 1
+    work.close()
 
 
-def test_a_closed_desk_hands_back_what_waits(gate):
-    desk = Desk(lambda *_: gate.wait(5), threads=1, waiting_max=10)
-    desk.put(1, "a")
-    until(lambda: desk.put(1, "b"))
-    assert "b" in desk.close()
-    assert not desk.put(1, "c")
+def test_what_is_closed_hands_back_what_waits(gate):
+    work = PeerWork(lambda *_: gate.wait(5), name="test", threads_max=1, waiting_max=10)
+    work.put(1, "a")
+    until(lambda: work.put(1, "b"))
+    assert "b" in work.close()
+    assert not work.put(1, "c")
+
+
+def test_threads_are_started_when_all_others_are_busy(gate):
+    taken = []
+
+    def answer(asker, _question):
+        taken.append(asker)
+        gate.wait(5)
+
+    def count():
+        return sum(thread.name.startswith("counted-") for thread in threading.enumerate())
+
+    work = PeerWork(answer, name="counted", threads_max=3, waiting_max=10)
+    assert count() == 1
+    for asker in range(4):
+        for number in range(2):
+            assert work.put(asker, number)
+    until(lambda: len(taken) == 3)
+    # One thread for each of three; the fourth asker waits for its turn.
+    assert sorted(taken) == [0, 1, 2]
+    assert count() == 3
+    gate.set()
+    until(lambda: len(taken) == 8)
+    work.close()

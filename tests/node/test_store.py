@@ -325,6 +325,24 @@ def test_old_rounds_are_dropped_as_designed(store_folder, network):
     store.close()
 
 
+@pytest.mark.parametrize("way", ["finish_round", "persist"])
+def test_a_gradient_that_comes_again_is_kept_as_long_as_a_new_one(store_folder, network, way):
+    store = open_again(store_folder, network, Retention(gradients=2)).store
+    digest, data = payload(1)
+    store.finish_round(1, [(BlobKind.PAYLOAD, digest, data, 1)])
+    again = [(BlobKind.PAYLOAD, digest, data, 3)]
+    if way == "persist":
+        store.persist(b"state", (), again)
+        store.finish_round(3, [])
+    else:
+        store.finish_round(3, again)
+    for number in (4, 5):
+        assert store.blob(BlobKind.PAYLOAD, digest) == data
+        store.finish_round(number, [])
+    assert store.blob(BlobKind.PAYLOAD, digest) is None
+    store.close()
+
+
 def test_a_damaged_blob_counts_as_lost(store_folder, network):
     opened = open_again(store_folder, network)
     genesis = network[0].genesis

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import threading
 import time
 
 import pytest
@@ -13,7 +14,14 @@ from holdout.errors import UserError
 from holdout.node.identity import AUTHORITY, CERTIFICATE, TLS, Authority, create_identity
 from holdout.node.inbox import Allowance, Dropped, Inbox
 from holdout.node.localnet import free_ports
-from holdout.node.transport import Endpoint, Member, ZenohTransport, _config
+from holdout.node.transport import (
+    CHUNK_BYTES,
+    WAITING_MAX,
+    Endpoint,
+    Peer,
+    ZenohTransport,
+    _config,
+)
 
 NAMES = ("alice", "bob", "carol")
 NETWORK = "ab" * 32
@@ -44,7 +52,7 @@ def network(folder):
 
 def make_members():
     addresses = [f"127.0.0.1:{port}" for port in free_ports(3)]
-    return [Member(i, name, addresses[i]) for i, name in enumerate(NAMES)]
+    return [Peer(i, name, addresses[i]) for i, name in enumerate(NAMES)]
 
 
 def endpoint(folder, members, index, keys=None):
@@ -59,7 +67,7 @@ def endpoint(folder, members, index, keys=None):
     )
 
 
-def connect(folder, members, index):
+def connect(folder, members, index, answer=None):
     inbox = Inbox([m.index for m in members if m.index != index])
     transport = ZenohTransport(
         NETWORK,
@@ -67,7 +75,7 @@ def connect(folder, members, index):
         [m for m in members if m.index != index],
         inbox=inbox,
         allowance=Allowance(1_000, 50, 1.0, 100_000, 1.0),
-        serve=lambda asker, question: f"{index} to {asker}: {question}".encode(),
+        serve=answer or (lambda asker, question: f"{index} to {asker}: {question}".encode()),
         wake=lambda: None,
     )
     return transport, inbox
@@ -83,6 +91,145 @@ def until(condition, seconds=20.0):
 def received(inbox, count):
     until(lambda: len(inbox) >= count)
     return [inbox.get() for _ in range(len(inbox))]
+
+
+class StuckSession:
+    """A Zenoh whose connection to member 1 takes nothing, so that whoever asks it waits."""
+
+    def __init__(self):
+        self.stuck = threading.Event()
+        self.freed = threading.Event()
+
+    def get(self, key, callback, **_):
+        if "/1/blob/" in key:
+            self.stuck.set()
+            self.freed.wait(5)
+        callback.drop()
+
+    def declare_subscriber(self, *_):
+        pass
+
+    def declare_queryable(self, *_):
+        pass
+
+    def close(self):
+        self.freed.set()
+
+
+@pytest.fixture
+def stuck(tmp_path, monkeypatch):
+    """Alice, and the session behind her."""
+    session = StuckSession()
+    monkeypatch.setattr(zenoh, "open", lambda _: session)
+    transport, _ = connect(tmp_path, make_members(), 0)
+    yield transport, session
+    transport.close()
+
+
+def test_a_member_that_does_not_read_makes_nobody_wait_but_who_asks_it(stuck):
+    alice, session = stuck
+
+    async def run():
+        frozen = asyncio.create_task(alice.request(1, "1/ab/0", 20.0))
+        await asyncio.to_thread(session.stuck.wait, 10)
+        # The loop goes on, and other members are asked.
+        assert await alice.request(2, "1/ab/0", 20.0) is None
+        assert not frozen.done()
+        # Nor does it matter how much there is to ask the one that does not read.
+        more = [alice.request(1, "1/ab/0", -0.99) for _ in range(100)]
+        assert await asyncio.gather(*more) == [None] * 100
+        frozen.cancel()
+
+    asyncio.run(run())
+    assert not session.freed.is_set()
+
+
+def test_a_zenoh_that_cannot_close_in_time_does_not_keep_the_node_from_ending(stuck):
+    alice, session = stuck
+    closing = []
+
+    def close():
+        closing.append(session)
+        raise zenoh.ZError("close operation timed out")
+
+    session.close = close
+    alice.close()
+    assert closing == [session]
+
+
+class Question:
+    """A query as Zenoh hands it over."""
+
+    def __init__(self, key):
+        self.key_expr = key
+        self.dropped = threading.Event()
+        self.answer = None
+
+    def reply(self, _key, data):
+        self.answer = data
+
+    def drop(self):
+        self.dropped.set()
+
+
+@pytest.mark.parametrize(
+    ("rest", "counted"),
+    [
+        ("0/blob/1", (1, Dropped.MALFORMED)),
+        ("0/blob/1/", (1, Dropped.MALFORMED)),
+        ("0/blob", (0, Dropped.UNKNOWN_SENDER)),
+        ("0/blob/9/1/ab/0", (0, Dropped.UNKNOWN_SENDER)),
+        ("0/blob/*/1/ab/0", (0, Dropped.UNKNOWN_SENDER)),
+    ],
+)
+def test_a_question_of_a_strange_shape_is_counted_and_dropped(stuck, rest, counted):
+    alice, _ = stuck
+    question = Question(f"holdout/{NETWORK[:16]}/{rest}")
+    alice._on_query(question)
+    assert question.dropped.is_set()
+    assert question.answer is None
+    assert alice.dropped == {counted: 1}
+    good = Question(f"holdout/{NETWORK[:16]}/0/blob/1/1/ab/0")
+    alice._on_query(good)
+    assert good.dropped.wait(10)
+    assert good.answer == b"0 to 1: 1/ab/0"
+
+
+@pytest.mark.slow
+def test_who_asks_among_the_votes_and_does_not_read_holds_no_vote_up(folder, capfd):
+    """Zenoh answers as urgently as it is asked, and votes would wait for such an answer."""
+    members = make_members()
+    prefix = f"holdout/{NETWORK[:16]}"
+    reading = threading.Event()
+    with contextlib.ExitStack() as stack:
+        alice, _ = connect(folder, members, 0, answer=lambda *_: bytes(CHUNK_BYTES))
+        stack.callback(alice.close)
+        bob = stack.enter_context(
+            zenoh.open(_config(prefix, endpoint(folder, members, 1), members[:1]))
+        )
+        stack.callback(reading.set)
+        bob.declare_subscriber(f"{prefix}/*/all", zenoh.handlers.Callback(lambda _: None))
+        until(lambda: alice.peers() == (1,))
+        time.sleep(0.3)
+        for number in range(WAITING_MAX):
+            bob.get(
+                f"{prefix}/0/blob/1/1/ab/{number}",
+                zenoh.handlers.Callback(lambda _: reading.wait(20), indirect=False),
+                timeout=20.0,
+                priority=zenoh.Priority.REAL_TIME,
+                congestion_control=zenoh.CongestionControl.BLOCK,
+            )
+        slowest = 0.0
+        for _ in range(40):  # As long as Zenoh waits before it gives the connection up.
+            began = time.monotonic()
+            alice.broadcast(VOTE, Urgency.VOTE)
+            slowest = max(slowest, time.monotonic() - began)
+            time.sleep(0.1)
+        assert slowest < 1.5
+        # They are what it waited for all the time.
+        assert alice.sent["blob"] < WAITING_MAX * CHUNK_BYTES
+    # Nor does each question cost a line of the log.
+    assert "Overwriting" not in capfd.readouterr().out
 
 
 @pytest.mark.slow

@@ -6,6 +6,7 @@ import torch
 from torch import nn
 
 from holdout.ids import WorkerId
+from holdout.voting import Ballot
 from holdout.workers import HonestWorker, Recipe, Shard
 
 SHAPE, CLASSES = (8,), 3
@@ -34,6 +35,8 @@ class Failing:
         return update * float("nan")
 
     def vote(self, weights, proposals, *, round_number, learning_rate, terms):
+        if round_number > self.after and self.how == "approves-all":
+            return Ballot(tuple(proposals))
         if round_number > self.after:
             raise RuntimeError("no opinion")
         return self.honest.vote(

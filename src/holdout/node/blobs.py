@@ -1,7 +1,8 @@
 """Large things by digest: kept in memory while rounds need them, fetched from whoever holds them.
 
 A question is `KIND/DIGEST/OFFSET`; the answer is the blob's size and the piece that begins there.
-Nothing is believed: a blob counts once its digest is right, else the next holder is asked.
+Nothing is believed: a blob counts once its digest is right, else the next holder is asked. So it is
+where a piece is not whole or the size has changed: a holder that drips would never be done with.
 """
 
 import asyncio
@@ -173,25 +174,32 @@ class Fetcher:
         if kind is BlobKind.BLOCK:
             limit = block_bytes_max(self._params)
         pieces: list[bytes] = []
-        have, total = 0, 1
-        while have < total:
+        have, total = 0, None
+        while total is None or have < total:
             seconds_max = 2 * self._delay + min(limit, CHUNK_BYTES) / BYTES_PER_SECOND_MIN
             question = f"{int(kind)}/{digest.hex()}/{have}"
             answer = await self._transport.request(peer, question, seconds_max)
             if answer is None:
                 self.silent[peer] += 1
                 return None
-            if len(answer) <= _SIZE.size:
+            if not _is_piece(answer, have, total, limit):
                 self.wrong[peer] += 1
                 return None
             (total,) = _SIZE.unpack_from(answer)
             pieces.append(answer[_SIZE.size :])
             have += len(pieces[-1])
-            if total > limit or have > total:
-                self.wrong[peer] += 1
-                return None
         data = b"".join(pieces)
         if not aggregate.blob_matches(kind, digest, data, self._params):
             self.wrong[peer] += 1
             return None
         return data
+
+
+def _is_piece(answer: bytes, have: int, total: int | None, limit: int) -> bool:
+    """Whether this is the whole next piece of a blob of `total` bytes (None: still unknown)."""
+    if len(answer) <= _SIZE.size:
+        return False
+    size: int = _SIZE.unpack_from(answer)[0]
+    if size > limit or total not in {None, size}:
+        return False
+    return len(answer) - _SIZE.size == min(CHUNK_BYTES, size - have)

@@ -27,7 +27,9 @@ from pydantic import Field, StringConstraints, ValidationError
 from holdout.agreement.codec import blob, digest
 from holdout.agreement.ed25519 import Ed25519Verifier
 from holdout.agreement.keys import PublicKeys
-from holdout.agreement.params import Genesis, Mode, Params, RoleDraw, TallyRule
+from holdout.agreement.messages import WORKERS_MAX
+from holdout.agreement.params import Genesis, Mode, Params, RoleDraw, TallyRule, quorum_of_all
+from holdout.agreement.seed import LOOKBACK, REFRESH
 from holdout.config import Section, Share
 from holdout.errors import UserError
 from holdout.ids import Digest
@@ -37,7 +39,6 @@ from holdout.results import to_json, write_atomic
 GENESIS, SETUP = "genesis.toml", "setup.toml"
 PORT = r"[1-9][0-9]{0,3}|[1-5][0-9]{4}|6[0-4][0-9]{3}|65[0-4][0-9]{2}|655[0-2][0-9]|6553[0-5]"
 ADDRESS = re.compile(rf"(\[[0-9a-fA-F:.]+\]|[A-Za-z0-9.-]+):({PORT})")
-MEMBERS_MAX = 10_000
 
 S = TypeVar("S", bound=Section)
 Hex32 = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
@@ -95,8 +96,8 @@ class Parameters(Section):
     committee: Count = 0
     role_draw: Literal["self", "fixed"] = "self"
     inclusion_periods: Count = 1
-    lookback: Positive = 2
-    refresh: Positive = 50
+    lookback: Positive = LOOKBACK
+    refresh: Positive = REFRESH
     coordinate_max: Annotated[float, Field(gt=0)] = 1e6
     radius_first: Annotated[float, Field(ge=0)] = 0.0
     tally: Literal["completion", "paper"] = "completion"
@@ -144,7 +145,7 @@ class _File(Section):
     model: ModelSection
     data: DataSection
     authority: AuthoritySection
-    members: Annotated[list[Member], Field(min_length=1, max_length=MEMBERS_MAX)]
+    members: Annotated[list[Member], Field(min_length=1, max_length=WORKERS_MAX)]
 
 
 @dataclass(frozen=True)
@@ -210,7 +211,7 @@ class Network:
         params = Params(
             workers=n,
             f=f,
-            quorum=given.quorum or 2 * n // 3 + 1,
+            quorum=given.quorum or quorum_of_all(n),
             proposers=given.proposers,
             voters=given.voters,
             leaders=given.leaders,

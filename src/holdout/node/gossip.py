@@ -2,8 +2,9 @@
 
 A connection that exists may still deliver nothing, and a liar sends to some peers only. So the
 first valid copy of a message is passed on to a few random peers, and every now and then a node
-tells a random peer what it holds of this round, which asks for what it lacks. A signed heartbeat
-tells which peers are really heard; one that stops says goodbye, so that nobody wonders for long.
+tells a random peer what it holds of this round, which asks for what it lacks: only who was told is
+answered, so that nobody can have messages sent to it at will. A signed heartbeat tells which peers
+are really heard; one that stops says goodbye, so that nobody wonders for long.
 Both are for people and for waiting times: the agreement does not know them.
 """
 
@@ -14,14 +15,14 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from holdout.agreement.codec import Reader, blob, decode, items, text, u8, u32, u64
+from holdout.agreement.codec import DIGEST_BYTES, Reader, blob, decode, items, text, u8, u32, u64
 from holdout.agreement.events import Urgency
 from holdout.agreement.keys import Signer, Verifier
-from holdout.agreement.messages import Kind
+from holdout.agreement.messages import REMEMBERED, Kind
 from holdout.agreement.params import Genesis
 from holdout.errors import InvalidMessage
 from holdout.ids import Digest
-from holdout.node.inbox import urgency_of
+from holdout.node.inbox import Allowance, urgency_of
 from holdout.node.transport import Transport
 from holdout.seeds import Stream
 
@@ -30,16 +31,17 @@ HAVE, PULL, HEARTBEAT, GOODBYE = 0x80, 0x81, 0x82, 0x83
 NAME_BYTES = 8
 """Of a message's hash, in lists: a collision costs one message that is not pulled."""
 _TAGS = {HEARTBEAT: "heartbeat", GOODBYE: "goodbye"}
+_ENTRY_BYTES = 4 + NAME_BYTES
+_LIST_BYTES = 1 + (4 + DIGEST_BYTES) + 8 + 4
+"""Of a list without its names: kind, network, round, count."""
 LISTED_MAX = 2_048
 PULLED_MAX = 256
+"""Messages that a peer is sent for one list of what is held."""
 RELAY_PEERS = 3
 HEARTBEAT_SECONDS = 5.0
 HEARD_SECONDS = 15.0
 """A peer counts as heard so long after its last heartbeat."""
 
-REMEMBERED = frozenset({Kind.UPDATE, Kind.BALLOT, Kind.LEAD, Kind.VOTE, Kind.BUNDLE, Kind.EVIDENCE})
-"""Of these one accepted copy is enough. Questions may be asked again; and a certificate of a round
-ahead only says that this node is behind: it is needed again when the rounds before it are here."""
 PULLABLE = frozenset({Kind.UPDATE, Kind.BALLOT, Kind.LEAD, Kind.VOTE})
 REMEMBERED_MAX = 200_000
 
@@ -78,9 +80,14 @@ class Gossip:
         self._words = words
         self._others = tuple(w for w in range(genesis.params.workers) if w != worker)
         self._relay_count = min(RELAY_PEERS, len(self._others))
+        # In a small network a full list is more than its receiver lets in.
+        room = Allowance.of(genesis.params).message_bytes_max - _LIST_BYTES
+        self._listed_max = min(LISTED_MAX, room // _ENTRY_BYTES)
         self._round = 0
         self._seen: dict[bytes, int] = {}
         self._held: dict[bytes, bytes] = {}
+        self._offered: dict[int, int] = {}
+        """How many messages each peer may still pull."""
         self.heard: dict[int, _Heard] = {}
         self.left: dict[int, int] = {}
         self.rejected: Counter[int] = Counter()
@@ -107,6 +114,7 @@ class Gossip:
         self._round = round_number
         self._seen = {name: r for name, r in self._seen.items() if r >= round_number - 1}
         self._held = {}
+        self._offered = {}
 
     # -- sending ----------------------------------------------------------------------------------
 
@@ -127,9 +135,13 @@ class Gossip:
         peers = self._transport.peers()
         if not peers or not self._held:
             return
-        names = list(self._held)[-LISTED_MAX:]
-        data = u8(HAVE) + blob(self._genesis.chain) + u64(self._round) + items(map(blob, names))
-        self._transport.send(self._words.sample(peers, 1)[0], data, Urgency.ANSWER)
+        (peer,) = self._words.sample(peers, 1)
+        self._offered[peer] = PULLED_MAX
+        self._send_list(HAVE, peer, list(self._held)[-self._listed_max :])
+
+    def _send_list(self, kind: int, peer: int, names: Sequence[bytes]) -> None:
+        data = u8(kind) + blob(self._genesis.chain) + u64(self._round) + items(map(blob, names))
+        self._transport.send(peer, data, Urgency.ANSWER)
 
     def beat(self, period: int) -> None:
         """Tell everybody that this worker is alive, and where it is."""
@@ -183,21 +195,21 @@ class Gossip:
             raise InvalidMessage("of another network")
         if round_number != self._round:
             return
-        lacking = [name for name in names if name not in self._held][:PULLED_MAX]
+        lacking = [name for name in dict.fromkeys(names) if name not in self._held]
         if lacking:
-            data = u8(PULL) + blob(chain) + u64(round_number) + items(map(blob, lacking))
-            self._transport.send(peer, data, Urgency.ANSWER)
+            self._send_list(PULL, peer, lacking[:PULLED_MAX])
 
     def _on_pull(self, peer: int, chain: Digest, round_number: int, names: Sequence[bytes]) -> None:
         if chain != self._genesis.chain:
             raise InvalidMessage("of another network")
         if round_number != self._round:
             return
-        for name in names[:PULLED_MAX]:
-            data = self._held.get(name)
-            if data is not None:
-                self._transport.send(peer, data, urgency_of(data))
-                self.pulled += 1
+        left = self._offered.get(peer, 0)
+        pulled = [self._held[name] for name in dict.fromkeys(names) if name in self._held][:left]
+        self._offered[peer] = left - len(pulled)
+        for data in pulled:
+            self._transport.send(peer, data, urgency_of(data))
+            self.pulled += 1
 
     def _on_sign_of_life(self, peer: int, kind: int, part: bytes, signature: bytes) -> None:
         def read(reader: Reader) -> tuple[bytes, Digest, int, int, int]:

@@ -33,7 +33,6 @@ DATED_BACK = timedelta(days=1)
 VALID_FOR = timedelta(days=825)
 WARN_BEFORE = timedelta(days=30)
 """So long before the end of its certificate a node begins to say so."""
-SHARE_BYTES = 32
 
 SIGNING, VRF, TLS, SHARE = "signing.seed", "vrf.seed", "tls.key", "beacon.share"
 REQUEST, CERTIFICATE, AUTHORITY = "tls.csr", "tls.crt", "authority.crt"

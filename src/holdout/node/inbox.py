@@ -45,6 +45,8 @@ class Dropped(StrEnum):
     REPEATED = "repeated"
     """An exact copy of what was accepted before."""
     UNKNOWN_SENDER = "unknown-sender"
+    MALFORMED = "malformed"
+    """A question for a blob that names none."""
 
 
 def urgency_of(data: bytes) -> Urgency:

@@ -124,7 +124,7 @@ class Jobs:
         )
         if self.behaviour is not None:
             approved = self.behaviour.ballot(job, approved)
-        return Judged(job, approved[: job.approve_max])
+        return Judged(job, approved)
 
     async def _combine(self, job: Combine, model: bytes) -> Event:
         found = [self._blobs.get(BlobKind.PAYLOAD, payload) for payload in job.payloads]

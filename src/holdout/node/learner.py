@@ -161,19 +161,24 @@ def _judge(
         ProposalId(place): shrink(update, norm(update), radius)
         for place, update in enumerate(updates)
     }
-    numerator, denominator = header["f"]
+    terms = Terms(Fraction(*header["f"]))
     ballot = worker.vote(
         weights,
         proposals,
         round_number=RoundNumber(header["round"]),
         learning_rate=header["rate"],
-        terms=Terms(Fraction(numerator, denominator)),
+        terms=terms,
     )
     if not isinstance(ballot, Ballot):
         raise PluginError("vote must return a holdout.voting.Ballot")
     approved = sorted({int(place) for place in ballot.approved})
     if any(not 0 <= place < len(updates) for place in approved):
         raise PluginError("vote approved an update that there is not")
+    most = terms.approve_count(len(updates))
+    if len(approved) > most:
+        raise PluginError(
+            f"vote may approve {most} of {len(updates)} updates; it approved {len(approved)}"
+        )
     return {"approved": approved}, b""
 
 

@@ -117,12 +117,31 @@ class Learner:
         loop = asyncio.get_running_loop()
         if loop.time() < self._not_before:
             raise LearnerFailed("the worker failed a moment ago and is not started again yet")
+        try:
+            process = await self._spawn()
+        except OSError as error:  # No memory or no process left: others may end theirs.
+            await self._fail(f"cannot be started: {error}")
+        self._process = process
+        self._printing = asyncio.create_task(self._print(process))
+        try:
+            async with asyncio.timeout(min(START_SECONDS_MAX, max(60.0, self._seconds_max))):
+                answer, _ = await _read(process)
+        except (OSError, ValueError, asyncio.IncompleteReadError):  # TimeoutError is an OSError.
+            await self._fail("did not start")
+        except asyncio.CancelledError:
+            await self._end()
+            raise
+        if "failed" in answer:
+            await self._fail(str(answer["failed"]))
+        return process
+
+    async def _spawn(self) -> asyncio.subprocess.Process:
         environment = {
             **os.environ,
             "OMP_NUM_THREADS": str(self._threads),
             "OMP_WAIT_POLICY": "PASSIVE",
         }
-        process = await asyncio.create_subprocess_exec(
+        return await asyncio.create_subprocess_exec(
             sys.executable,
             "-m",
             "holdout.node.learner",
@@ -132,19 +151,6 @@ class Learner:
             stderr=asyncio.subprocess.PIPE,
             env=environment,
         )
-        self._process = process
-        self._printing = asyncio.create_task(self._print(process))
-        try:
-            async with asyncio.timeout(min(START_SECONDS_MAX, max(60.0, self._seconds_max))):
-                answer, _ = await _read(process)
-        except (TimeoutError, ValueError, asyncio.IncompleteReadError):
-            await self._fail("did not start")
-        except asyncio.CancelledError:
-            await self._end()
-            raise
-        if "failed" in answer:
-            await self._fail(str(answer["failed"]))
-        return process
 
     async def _print(self, process: asyncio.subprocess.Process) -> None:
         """What the member's code prints, line by line, is part of the node's log."""

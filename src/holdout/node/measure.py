@@ -122,7 +122,6 @@ class Counters:
     steps: int = 0
     periods: int = 0
     """Beyond the first of each round."""
-    restarts: int = 0
 
 
 def memory_bytes(pid: int) -> int:

@@ -7,6 +7,7 @@ read here; `FILTER` has it write those, and nothing for what it lets pass
 """
 
 import re
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -15,9 +16,10 @@ from holdout.node.logs import Log
 
 FILTER = (
     "error,zenoh_link_tls=warn"
-    # One line for a refused message. The module below it would write one for every message.
+    # One line for a refused message. The modules below it would write one for every message.
     ",zenoh::net::routing::interceptor=trace"
     ",zenoh::net::routing::interceptor::access_control=off"
+    ",zenoh::net::routing::interceptor::qos_overwrite=off"
     # Says in front of that line on which connection it came.
     ",zenoh::net::primitives::demux=trace"
 )
@@ -43,8 +45,11 @@ _MEANT = "Skipping name verification"
 SAY_SECONDS = 60.0
 """The same refusal is logged so often at most; each is counted."""
 LOOK_SECONDS = 1.0
+"""For new connections, while messages are refused; whoever asks for the counts sees all of them."""
 SOMEBODY = "somebody"
 """Who a refused message is charged to if the connection is gone, or two look alike."""
+UNSETTLED_MAX = 1_000
+"""Connections that may wait to be found in the list; what comes on more of them is somebody's."""
 
 
 class Refusals:
@@ -52,7 +57,6 @@ class Refusals:
 
     Attributes:
         connections: Refused connections, by reason.
-        messages: Refused messages (and listeners, and answers), by the member that sent them.
     """
 
     def __init__(self, log: Log, clock: Callable[[], float] = time.monotonic) -> None:
@@ -64,15 +68,32 @@ class Refusals:
         self.links: Callable[[], Mapping[str, str]] = dict
         """The members by the number of their connection; the transport gives it."""
         self.connections: Counter[str] = Counter()
-        self.messages: Counter[str] = Counter()
+        self._messages: Counter[str] = Counter()
+        self._unsettled: Counter[str] = Counter()
+        # Lines come on a thread of their own.
+        self._lock = threading.Lock()
+
+    def messages(self) -> Counter[str]:
+        """Refused messages (and listeners, and answers), by the member that sent them."""
+        with self._lock:
+            if self._unsettled:
+                self._look()
+            return self._messages + Counter({SOMEBODY: self._unsettled.total()})
 
     def on_line(self, line: str) -> None:
         """A line of the transport's log."""
         line = _COLOURS.sub("", line)
         if line.endswith(_MESSAGE):
-            name = self._sender(line)
-            self.messages[name] += 1
-            self._say("refused-message", name, self.messages[name])
+            found = _SOURCE.search(line)
+            if found is None:
+                # This node's own, on its way out: an answer to a question that has timed out.
+                return
+            with self._lock:
+                name = self._charge(found[1])
+                count = self._messages[name]
+                if name == SOMEBODY:
+                    count += self._unsettled.total()
+            self._say("refused-message", name, count)
             return
         for pattern, kind in CONNECTIONS:
             if pattern.search(line):
@@ -82,19 +103,28 @@ class Refusals:
         if _MEANT not in line:
             self._log.debug("transport-says", line=line)
 
-    def _sender(self, line: str) -> str:
-        found = _SOURCE.search(line)
-        if found is None:
+    def _charge(self, number: str) -> str:
+        """Count a refused message to the member with this connection, as far as is known now."""
+        if self._name_of(number) is None and self._clock() - self._looked >= LOOK_SECONDS:
+            self._look()
+        name = self._name_of(number)
+        if name is None and (number in self._unsettled or len(self._unsettled) < UNSETTLED_MAX):
+            self._unsettled[number] += 1
             return SOMEBODY
-        names = self._known(found[1])
-        if not names and self._clock() - self._looked >= LOOK_SECONDS:
-            self._looked = self._clock()
-            self._names = self.links()
-            names = self._known(found[1])
-        return names[0] if len(names) == 1 else SOMEBODY
+        self._messages[name or SOMEBODY] += 1
+        return name or SOMEBODY
 
-    def _known(self, short: str) -> list[str]:
-        return [name for number, name in self._names.items() if number.startswith(short)]
+    def _look(self) -> None:
+        """Ask for the connections, and charge what waited for that."""
+        self._looked = self._clock()
+        self._names = self.links()
+        for number in list(self._unsettled):
+            if (name := self._name_of(number)) is not None:
+                self._messages[name] += self._unsettled.pop(number)
+
+    def _name_of(self, short: str) -> str | None:
+        names = [name for number, name in self._names.items() if number.startswith(short)]
+        return names[0] if len(names) == 1 else None
 
     def _say(self, event: str, kind: str, count: int) -> None:
         now = self._clock()

@@ -79,7 +79,7 @@ class Reporter:
             "wrong_blobs": self._by_name(self.fetcher.wrong),
             "unanswered": self._by_name(self.fetcher.silent),
             "refused": dict(sorted(self.refusals.connections.items())),
-            "refused_messages": dict(sorted(self.refusals.messages.items())),
+            "refused_messages": dict(sorted(self.refusals.messages().items())),
             "dropped": self._dropped(),
             "held_back": self.inbox.held,
             "steps": service.counters.steps,

@@ -53,7 +53,7 @@ from holdout.node.service import Service
 from holdout.node.settings import Settings, read_settings
 from holdout.node.status import serve_metrics, serve_status
 from holdout.node.store import FOLDER, Retention, locked
-from holdout.node.transport import Endpoint, Member, ZenohTransport
+from holdout.node.transport import Endpoint, Peer, ZenohTransport
 from holdout.node.weights import MODEL, load_model
 from holdout.results import write_atomic
 from holdout.seeds import stream
@@ -296,7 +296,7 @@ class _Node:
         self.log.file = divert_output(self.refusals.on_line)
         peers = folder.settings.peers
         members = [
-            Member(w, m.name, peers.get(m.name, m.address))
+            Peer(w, m.name, peers.get(m.name, m.address))
             for w, m in enumerate(folder.network.members)
             if w != folder.worker
         ]

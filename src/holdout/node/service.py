@@ -63,8 +63,8 @@ from holdout.node.timers import Timers, now
 from holdout.node.transport import Transport
 
 MEETING_SECONDS = 3.0
-EVENTS_IN_A_ROW = 32
-"""After so many the other tasks get their turn."""
+STEPS_IN_A_ROW = 32
+"""After so many events and messages the other tasks get their turn."""
 NONCE_BYTES = 32
 
 
@@ -177,14 +177,12 @@ class Service:
         try:
             in_a_row = 0
             while not self._stopping and self._failure is None:
-                event = self._next_event()
-                if event is None:
+                if not await self._step():
                     in_a_row = 0
                     await self._rest()
                     continue
-                await self._handle(event)
                 in_a_row += 1
-                if in_a_row >= EVENTS_IN_A_ROW:
+                if in_a_row >= STEPS_IN_A_ROW:
                     in_a_row = 0
                     await asyncio.sleep(0)
         finally:
@@ -221,22 +219,27 @@ class Service:
         self._archive.close()
         self._jobs.close()
 
-    def _next_event(self) -> Event | None:
+    async def _step(self) -> bool:
+        """Handle what comes next, one thing; False: there is nothing."""
         self._awake.clear()
         timer = self._timers.due()
         if timer is not None:
-            return TimerFired(timer)
-        if self._events:
-            return self._events.popleft()
-        while (item := self._inbox.get()) is not None:
-            sender, data = item
-            if not is_agreement(data):
-                self._listen(sender, data)
-            elif self.gossip.is_repeated(data):
-                self.counters.rejected[Dropped.REPEATED] += 1
-            else:
-                return Received(sender, data)
-        return None
+            await self._handle(TimerFired(timer))
+        elif self._events:
+            await self._handle(self._events.popleft())
+        elif (item := self._inbox.get()) is not None:
+            await self._receive(*item)
+        else:
+            return False
+        return True
+
+    async def _receive(self, sender: int, data: bytes) -> None:
+        if not is_agreement(data):
+            self._listen(sender, data)
+        elif self.gossip.is_repeated(data):
+            self.counters.rejected[Dropped.REPEATED] += 1
+        else:
+            await self._handle(Received(sender, data))
 
     def _listen(self, sender: int, data: bytes) -> None:
         """A message of gossip's own."""

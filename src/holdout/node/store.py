@@ -192,7 +192,8 @@ class Store:
             if new:
                 _sync_folder(self._blobs)
             with self._transaction() as database:
-                for kind, digest, _, round_number in new:
+                # All of them: what was there already is now kept for this round as well.
+                for kind, digest, _, round_number in blobs:
                     _note_blob(database, kind, digest, round_number)
                 for round_number, item in finished:
                     database.execute(
@@ -231,10 +232,11 @@ class Store:
         with failing_clearly(self._folder):
             for kind, digest, data, _ in blobs:
                 self._write_blob(kind, digest, data, durable=False)
-            gone = self._outdated(round_number)
             with self._transaction() as database:
                 for kind, digest, _, of_round in blobs:
                     _note_blob(database, kind, digest, of_round)
+                # After the notes: a gradient may be the same as one of an earlier round.
+                gone = self._outdated(round_number)
                 database.executemany("DELETE FROM blobs WHERE digest = ?", [(d,) for _, d in gone])
             for kind, digest in gone:
                 self._path(kind, digest).unlink(missing_ok=True)

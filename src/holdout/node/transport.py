@@ -20,6 +20,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -29,12 +30,12 @@ from holdout.agreement.events import Urgency
 from holdout.errors import UserError
 from holdout.node.inbox import Allowance, Dropped, Inbox, Meter
 from holdout.node.refusals import FILTER
-from holdout.node.serving import Desk
+from holdout.node.serving import PeerWork
 
 CHUNK_BYTES = 1 << 20
 """A blob travels in pieces of this size: a lost connection loses one, and nobody allocates more."""
 
-SERVING_THREADS = 4
+SERVING_THREADS_MAX = 4
 WAITING_MAX = 64
 """Questions of one member that may wait for an answer: several times what it asks at once."""
 RETRY_MILLISECONDS = (100, 1_000)
@@ -48,8 +49,8 @@ _PRIORITIES = {
 
 
 @dataclass(frozen=True, slots=True)
-class Member:
-    """Another worker, as far as connections go."""
+class Peer:
+    """Another member, as far as connections go."""
 
     index: int
     name: str
@@ -112,7 +113,7 @@ class ZenohTransport:
         self,
         network: str,
         endpoint: Endpoint,
-        members: Sequence[Member],
+        members: Sequence[Peer],
         *,
         inbox: Inbox,
         allowance: Allowance,
@@ -133,6 +134,7 @@ class ZenohTransport:
         self._prefix = f"holdout/{network[:16]}"
         self._me = endpoint.index
         self._names = {member.name: member.index for member in members}
+        self._indices = {str(member.index): member.index for member in members}
         self._inbox = inbox
         self._meter = Meter(allowance, time.monotonic)
         # A voter asks for every gradient, for some bodies and a model, and again after a failure.
@@ -142,8 +144,13 @@ class ZenohTransport:
         )
         self._serve = serve
         self._wake = wake
-        self._desk: Desk[tuple[zenoh.Query, str]] = Desk(
-            self._answer, threads=SERVING_THREADS, waiting_max=WAITING_MAX
+        self._answering: PeerWork[tuple[zenoh.Query, str]] = PeerWork(
+            self._answer, name="serve", threads_max=SERVING_THREADS_MAX, waiting_max=WAITING_MAX
+        )
+        # Zenoh makes whoever asks wait, for many seconds, if the other end does not read. So it is
+        # done beside the loop, by as many threads as there may be such members.
+        self._asking: PeerWork[Callable[[], None]] = PeerWork(
+            lambda _, ask: ask(), name="ask", threads_max=len(members), waiting_max=WAITING_MAX
         )
         self.dropped: Counter[tuple[int, Dropped]] = Counter()
         self.sent: Counter[str] = Counter()
@@ -152,7 +159,8 @@ class ZenohTransport:
         try:
             self._session = zenoh.open(_config(self._prefix, endpoint, members))
         except zenoh.ZError as error:
-            self._desk.close()
+            self._answering.close()
+            self._asking.close()
             raise UserError(_explain(error, endpoint)) from None
         self._listen()
 
@@ -191,38 +199,39 @@ class ZenohTransport:
 
     async def request(self, peer: int, question: str, seconds_max: float) -> bytes | None:
         """What the member answers; None if it does not, or not in time."""
-        loop = asyncio.get_running_loop()
-        done: asyncio.Future[bytes | None] = loop.create_future()
+        answer = _Answer()
+        ask = partial(self._ask, peer, question, seconds_max, answer)
+        if not self._asking.put(peer, ask):
+            return None
+        return await answer.wait(seconds_max + 1)
 
-        def settle(answer: bytes | None) -> None:
-            if not done.done():
-                done.set_result(answer)
-
-        def tell(answer: bytes | None) -> None:
-            with suppress(RuntimeError):  # The loop has ended meanwhile.
-                loop.call_soon_threadsafe(settle, answer)
+    def _ask(self, peer: int, question: str, seconds_max: float, answer: "_Answer") -> None:
+        """Ask, on a thread; the answer is told on another."""
+        if answer.is_over:  # Nobody waits for it any more.
+            return
 
         def on_reply(reply: zenoh.Reply) -> None:
             ok = reply.ok
             if ok is not None:
                 data = ok.payload.to_bytes()
                 self.received["blob"] += len(data)
-                tell(data)
+                answer.tell(data)
 
-        self._session.get(
-            f"{self._prefix}/{peer}/blob/{self._me}/{question}",
-            zenoh.handlers.Callback(on_reply, drop=lambda: tell(None), indirect=False),
-            timeout=seconds_max,
-            target=zenoh.QueryTarget.ALL,
-            consolidation=zenoh.ConsolidationMode.NONE,
-            congestion_control=zenoh.CongestionControl.BLOCK,
-            priority=zenoh.Priority.DATA_LOW,
-            allowed_destination=zenoh.Locality.REMOTE,
-        )
         try:
-            return await asyncio.wait_for(done, seconds_max + 1)
-        except TimeoutError:
-            return None
+            # Not dropped when a connection is stuck, or the answer would be too: Zenoh treats it
+            # as it treats the question, and a large one has to wait for the connection anyway.
+            self._session.get(
+                f"{self._prefix}/{peer}/blob/{self._me}/{question}",
+                zenoh.handlers.Callback(on_reply, drop=lambda: answer.tell(None), indirect=False),
+                timeout=seconds_max,
+                target=zenoh.QueryTarget.ALL,
+                consolidation=zenoh.ConsolidationMode.NONE,
+                congestion_control=zenoh.CongestionControl.BLOCK,
+                priority=zenoh.Priority.DATA_LOW,
+                allowed_destination=zenoh.Locality.REMOTE,
+            )
+        except zenoh.ZError:
+            answer.tell(None)  # Closed meanwhile.
 
     # -- receiving, on Zenoh's threads -----------------------------------------------------------
 
@@ -240,14 +249,23 @@ class ZenohTransport:
             self.dropped[sender, fault] += 1
 
     def _on_query(self, query: zenoh.Query) -> None:
+        # `.../blob/ASKER/QUESTION`; the rules let `.../blob/ASKER` in as well.
         parts = str(query.key_expr).split("/", 5)
-        asker = int(parts[4])
-        fault = self._askers.fault(asker, 0)
-        if fault is None and not self._desk.put(asker, (query, parts[5])):
+        asked_by, question = (*parts[4:], "", "")[:2]
+        asker = self._indices.get(asked_by, self._me)
+        fault = self._question_fault(asker, question)
+        if fault is None and not self._answering.put(asker, (query, question)):
             fault = Dropped.QUEUE_FULL
         if fault is not None:
             self.dropped[asker, fault] += 1
             query.drop()  # type: ignore[no-untyped-call]
+
+    def _question_fault(self, asker: int, question: str) -> Dropped | None:
+        if asker == self._me:  # Nobody asks itself; the rules let no such key in.
+            return Dropped.UNKNOWN_SENDER
+        if not question:
+            return Dropped.MALFORMED
+        return self._askers.fault(asker, 0)
 
     def _answer(self, asker: int, item: tuple[zenoh.Query, str]) -> None:
         query, question = item
@@ -279,9 +297,41 @@ class ZenohTransport:
     def close(self) -> None:
         """End all connections."""
         self._inbox.close()
-        for query, _ in self._desk.close():
+        self._asking.close()
+        for query, _ in self._answering.close():
             query.drop()  # type: ignore[no-untyped-call]
-        self._session.close()  # type: ignore[no-untyped-call]
+        # It waits for members that do not read, then gives up: they end with this process as well.
+        with suppress(zenoh.ZError):
+            self._session.close()  # type: ignore[no-untyped-call]
+
+
+class _Answer:
+    """What comes on one of Zenoh's threads, for the task that waits for it."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._found: asyncio.Future[bytes | None] = self._loop.create_future()
+
+    @property
+    def is_over(self) -> bool:
+        """Whether it has come, or is not waited for any more."""
+        return self._found.done()
+
+    def tell(self, data: bytes | None) -> None:
+        """It has come, or will not come; the first to be told counts. Called on any thread."""
+        with suppress(RuntimeError):  # The loop has ended meanwhile.
+            self._loop.call_soon_threadsafe(self._settle, data)
+
+    def _settle(self, data: bytes | None) -> None:
+        if not self._found.done():
+            self._found.set_result(data)
+
+    async def wait(self, seconds_max: float) -> bytes | None:
+        """What has come; None: nothing, or not in time."""
+        try:
+            return await asyncio.wait_for(self._found, seconds_max)
+        except TimeoutError:
+            return None
 
 
 def _begin_log() -> None:
@@ -301,7 +351,7 @@ def _explain(error: Exception, endpoint: Endpoint) -> str:
     return f"cannot listen on {endpoint.listen}: {text.split(' at /', maxsplit=1)[0]}"
 
 
-def _config(prefix: str, endpoint: Endpoint, members: Sequence[Member]) -> zenoh.Config:
+def _config(prefix: str, endpoint: Endpoint, members: Sequence[Peer]) -> zenoh.Config:
     # One connection a pair: the one with the higher number opens it, and keeps trying.
     connect = [m.address for m in members if m.index < endpoint.index]
     tls = {
@@ -345,12 +395,27 @@ def _config(prefix: str, endpoint: Endpoint, members: Sequence[Member]) -> zenoh
             "shared_memory": {"enabled": False},
         },
         "adminspace": {"enabled": False},
+        "qos": {"network": [_as_blobs(prefix)]},
         "access_control": _access(prefix, members),
     }
     return zenoh.Config.from_json5(json.dumps(settings))
 
 
-def _access(prefix: str, members: Sequence[Member]) -> dict[str, Any]:
+def _as_blobs(prefix: str) -> dict[str, Any]:
+    """Treat every question as one for a blob, whatever its asker says.
+
+    Zenoh sends an answer as urgently as the question was, and whoever sends with that urgency waits
+    for it: one that asks among the votes and does not read would stop this node's own votes.
+    """
+    return {
+        "messages": ["query"],
+        "key_exprs": [f"{prefix}/**"],
+        "flows": ["ingress"],
+        "overwrite": {"priority": "data_low", "congestion_control": "block", "express": False},
+    }
+
+
+def _access(prefix: str, members: Sequence[Peer]) -> dict[str, Any]:
     """Whatever comes in must stand under its sender's own prefix; nothing else is let in."""
     rules: list[dict[str, Any]] = [
         {
