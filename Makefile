@@ -8,6 +8,7 @@ BENCH := .venv-bench
 
 # See holdout/__main__.py: without this, two busy processes on shared cores crawl.
 export OMP_WAIT_POLICY ?= PASSIVE
+export OPENBLAS_NUM_THREADS ?= 1
 
 .PHONY: run run-decentralized test check format bench readme results soak fuzz clean
 
@@ -37,7 +38,7 @@ format: $(READY)
 	$(BIN)/ruff check --fix
 
 bench: $(BENCH)/.ready  ## Speed, as ratios within one run; writes bench/results.json, growth.png.
-	OMP_WAIT_POLICY=PASSIVE $(BENCH)/bin/python -m bench.run  # As the command itself does.
+	$(BENCH)/bin/python -m bench.run
 
 # ByzFL comes without what it depends on: torchvision would pull gigabytes and does not load beside
 # a torch for CPUs. The rest is ours, and bench/stand_ins.

@@ -9,6 +9,8 @@ from holdout.cli import run_command
 # process wants that core, both then crawl, by a factor of ten and more; asleep they cost nothing.
 # It must be said before torch is loaded, which commands do only when they need it.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+# numpy's products run on threads of our own; OpenBLAS's beside them would spin in the same way.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 
 def main() -> None:
