@@ -14,7 +14,7 @@ CALM = MappingProxyType(
     {
         **dict.fromkeys(("mnist-left", "mnist-right", "mnist-any"), "mnist-left"),
         "mnist-authors": "mnist-authors-none",
-        # With balanced classes, as the authors have them, one seed was run: cifar10-authors-none.
+        # With balanced classes, as the authors have them, fewer seeds were run.
         **dict.fromkeys(("cifar10-all", "cifar10-any", "cifar10-authors"), "cifar10-none"),
     }
 )
