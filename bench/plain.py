@@ -11,6 +11,7 @@ from torch import Tensor
 from bench.peers import DIFFERENCES, F_BULYAN, F
 
 TOLERANCE = 1e-5
+ROUNDING = torch.finfo(torch.float32).eps
 
 
 def compare(rule: str, who: str, updates: Tensor, *, ours: Tensor, theirs: Tensor) -> None:
@@ -28,7 +29,7 @@ def compare(rule: str, who: str, updates: Tensor, *, ours: Tensor, theirs: Tenso
         if sums[0] > sums[1] * (1 + 1e-6):
             raise AssertionError(f"{who} has a better geometric median: {sums}")
     else:
-        _close(ours, bulyan(updates, f=F_BULYAN))
+        check_bulyan(updates, ours, f=F_BULYAN)
 
 
 def _close(ours: Tensor, expected: Tensor) -> None:
@@ -50,8 +51,11 @@ def krum_order(distances: Tensor, *, f: int) -> list[int]:
     return [int(index) for index in scores.argsort(stable=True)]
 
 
-def bulyan(updates: Tensor, *, f: int) -> Tensor:
-    """Krum again and again on what is left; then the values nearest the median."""
+def check_bulyan(updates: Tensor, ours: Tensor, *, f: int) -> None:
+    """Krum again and again on what is left; then the mean of the values nearest the median.
+
+    Where two sets of values are equally near, to the rounding of float32, either will do.
+    """
     between, left, chosen = distances(updates), list(range(len(updates))), []
     for _ in range(len(updates) - 2 * f):
         best = krum_order(between[left][:, left], f=f)[0]
@@ -59,8 +63,19 @@ def bulyan(updates: Tensor, *, f: int) -> Tensor:
     rows = updates[chosen].double().sort(dim=0).values
     half = len(rows) // 2
     middle = (rows[half] + rows[-half - 1]) / 2
-    nearest = (rows - middle).abs().argsort(dim=0, stable=True)[: len(updates) - 4 * f]
-    return rows.gather(0, nearest).mean(dim=0)
+    count = len(updates) - 4 * f
+    # In their order, the nearest values follow each other.
+    first = range(len(rows) - count + 1)
+    farthest = [torch.maximum(middle - rows[i], rows[i + count - 1] - middle) for i in first]
+    allowed = torch.stack(farthest).amin(dim=0) + 4 * ROUNDING * torch.maximum(-rows[0], rows[-1])
+    right = torch.zeros_like(middle, dtype=torch.bool)
+    for i in first:
+        off = (rows[i : i + count].mean(dim=0) - ours).abs()
+        right |= (farthest[i] <= allowed) & (off <= TOLERANCE * (1 + ours.abs()))
+    if not right.all():
+        raise AssertionError(
+            f"not the mean of the nearest values: coordinates {(~right).nonzero()}"
+        )
 
 
 def sum_of_distances(updates: Tensor, point: Tensor) -> float:
