@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from holdout.rules.blocks import map_runs
+from holdout.rules.blocks import keep_blas_to_one_thread, map_runs
 from holdout.rules.coordinatewise import admit
 from holdout.rules.distance import Matrix, central_row, centred_gram, distances_from_gram
 
@@ -54,7 +54,9 @@ def geometric_median(updates: Tensor, *, f: int) -> Tensor:
     held = _update_of_least_sum(distances_from_gram(rows, gram))
     if held is not None:
         return rows[held].clone()
-    return _combined(rows, centre, _weights(gram))
+    with keep_blas_to_one_thread():
+        weights = _weights(gram)
+    return _combined(rows, centre, weights)
 
 
 def _update_of_least_sum(distances: Matrix) -> int | None:
