@@ -16,10 +16,23 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from bench import agreement, flower, growth, node, peers, rounds, rules, scoring, training, votes
+from bench import (
+    agreement,
+    figures,
+    flower,
+    growth,
+    node,
+    peers,
+    quick,
+    rounds,
+    rules,
+    scoring,
+    training,
+    votes,
+)
 from bench.measure import Row
 
-MODULES = (scoring, votes, rounds, growth, agreement, flower, node)
+MODULES = (scoring, votes, rounds, quick, figures, growth, agreement, flower, node)
 PEERS = (training, rules)
 """Beside ByzFL and Flower, where those are installed: `make bench` does that."""
 RESULTS = Path(__file__).with_name("results.json")
