@@ -1,11 +1,14 @@
 """The paper's figures: the settings are the paper's, a cut-down run says so, and all resumes."""
 
 from fractions import Fraction
+from itertools import pairwise
 
 import pytest
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 
 from holdout.config import apply_settings, parse
 from holdout.errors import DataError, RunFolderError
+from holdout.experiments import figures
 from holdout.experiments.reproduce import CHANGES, FIGURES, QUICK, panel_values, reproduce
 
 TINY = [
@@ -60,6 +63,17 @@ def test_quick_changes_nothing_that_a_title_does_not_name(figure, panel):
         *(("experiment", k) for k in ("rounds", "seeds", "evaluate_every")),
     }
     assert ("experiment", "rounds") in changed
+
+
+def test_long_titles_do_not_run_into_each_other(monkeypatch):
+    drawn = []
+    monkeypatch.setattr(figures, "_png", lambda figure: drawn.append(figure) or b"")
+    less = "(16 of 1000 rounds, 1 of 3 seeds, B 128, learning rate 0.4, momentum 0.9, m_c 250)"
+    figures.panels_png([(f"{panel.title}\n{less}", []) for panel in FIGURES["mnist"]])
+    FigureCanvasAgg(drawn[0]).draw()
+    boxes = [axes.title.get_window_extent() for axes in drawn[0].axes]
+    for left, right in pairwise(boxes):
+        assert left.x1 < right.x0
 
 
 def test_curves_that_do_not_depend_on_a_reading_are_run_once():

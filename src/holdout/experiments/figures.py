@@ -5,6 +5,7 @@ grey. HoldOut has the same look in every figure, and the unattacked mean is dash
 """
 
 import io
+import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -27,6 +28,8 @@ SETTINGS: list[Any] = [
     {"font.size": 9, "axes.linewidth": 0.8, "axes.titlesize": 9.5, "legend.fontsize": 8.5},
 ]
 LABEL_CHARACTERS_MAX = 32
+TITLE_CHARACTERS_MAX = 44
+"""In a line of a panel's title: more would run into the next panel's."""
 MARKERS_PER_CURVE = 8
 
 COLOURS = ("#D55E00", "#009E73", "#CC79A7", "#E69F00", "#6B6B6B", "#7A4B94")
@@ -120,7 +123,8 @@ def panels_png(panels: Sequence[tuple[str, Sequence[Curve]]]) -> bytes:
         entries: dict[str, tuple[float, str, Line2D]] = {}
         for place, (title, curves) in enumerate(panels, start=1):
             axes = _prepared(figure.add_subplot(1, len(panels), place))
-            axes.set_title(title)
+            lines = [textwrap.fill(line, TITLE_CHARACTERS_MAX) for line in title.splitlines()]
+            axes.set_title("\n".join(lines))
             if place == 1:
                 axes.set_ylabel("test accuracy (%)")
             # Which attack it is stands in the title.
