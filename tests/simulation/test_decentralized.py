@@ -18,6 +18,7 @@ from holdout.agreement.headers import link_fault
 from holdout.agreement.ledger import Ledger
 from holdout.agreement.wire import Unverified
 from holdout.attacks import ATTACKS, BALLOT_ATTACKS
+from holdout.attacks.search import strengths
 from holdout.errors import ConfigError, MisuseError, RunFolderError
 from holdout.experiments import runner
 from holdout.experiments.own import Own
@@ -30,6 +31,7 @@ from holdout.simulation.agreed import chain_arrays
 from holdout.simulation.stage import first_state
 from holdout.workers import HonestWorker, propose_together
 
+LADDER = strengths(4.0)
 FEDERATION = {
     "mode": "decentralized",
     "workers": 10,
@@ -258,6 +260,43 @@ def test_what_the_attacker_foresees_is_what_happens(network):
     bold = [record for record in records if record.gamma]
     assert len(bold) > 2
     assert all(record.byzantine_selected for record in bold)
+
+
+def looks_at_its_losses(view):
+    """Votes like the coalition, but makes the rehearsal ask everybody."""
+    view.ranking()
+    return BALLOT_ATTACKS["coalition"](view)
+
+
+@pytest.mark.parametrize("gate", ["median", "zero", "none"])
+@pytest.mark.parametrize("passing", ["any", "all"])
+def test_asking_some_voters_says_what_asking_all_says(gate, passing, network):
+    verdicts = []
+
+    def noting(view):
+        verdicts.append(list(view.deployed.selects(view.mean, view.deviation, LADDER)))
+        return view.mean
+
+    for ballots in (None, looks_at_its_losses):
+        federation, curve = network(
+            own={"attack": noting, **({"ballots": ballots} if ballots else {})},
+            federation={"workers": 13, "byzantine": 4, "assumed_byzantine": 4},
+            training={"learning_rate": 0.5},
+            vote={"gate": gate},
+            attack={"passing": passing, "name": "noting"},
+        )
+        play(federation, curve, 4)
+    assert len(verdicts) == 8
+    assert verdicts[:4] == verdicts[4:]
+
+
+def test_an_empty_vector_is_rejected_and_counted(network):
+    federation, curve = network(
+        own={"attack": lambda view: [torch.zeros(0)] * view.count}, attack={"name": "empty"}
+    )
+    (record,), _ = play(federation, curve, 1)
+    assert record.byzantine_proposers
+    assert record.rejected_proposals == {"misshapen": record.byzantine_proposers}
 
 
 def test_copies_of_a_lie_are_made_to_differ_since_equal_ones_count_once(network):

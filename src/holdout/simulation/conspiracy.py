@@ -12,7 +12,7 @@ from typing import TypeGuard
 from torch import Tensor
 
 from holdout.agreement import counting
-from holdout.agreement.params import Params
+from holdout.agreement.params import Params, TallyRule
 from holdout.errors import MisuseError
 from holdout.ids import ProposalId, WorkerId
 from holdout.simulation.booth import Judges
@@ -35,6 +35,11 @@ class DeployedBlock(DeployedVote):
         counts = counting.tally(ballots, updates=self.ids, params=self.params)
         selected = {count.proposer for count in counts if count.passes}.intersection(self.copies)
         return len(selected) == len(self.copies) if self.passing == "all" else bool(selected)
+
+    @property
+    def can_stop_early(self) -> bool:
+        """Not if every copy counts: a short ballot gives each a share, a full one to some none."""
+        return self.passing != "all" or self.params.tally is not TallyRule.COMPLETION
 
     def _radius(self, length: float) -> float | None:
         """The chain's, whatever is sent."""

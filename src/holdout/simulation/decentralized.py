@@ -139,7 +139,7 @@ def _first_radius(federation: Federation) -> float:
         [w for w in honest if is_plain(w)], weights, round_number=before, learning_rate=rate
     )
     alone = [
-        attempt(partial(w.propose, weights, round_number=before, learning_rate=rate))
+        attempt(partial(w.propose, weights.clone(), round_number=before, learning_rate=rate))
         for w in honest
         if not is_plain(w)
     ]

@@ -60,12 +60,17 @@ class DeployedVote:
     ) -> Iterator[bool]:
         """For each strength: whether the vote would select the lie."""
         line = self._line(base, direction, strengths)
-        liars = self._settled_ballots()
+        liars = self._settled_ballots() if self.can_stop_early else None
         if liars is None:
             yield from self._hear_everybody(line)
         else:
             poll = _Poll(self, line, liars)
             yield from map(poll.passes, range(len(strengths)))
+
+    @property
+    def can_stop_early(self) -> bool:
+        """Whether a voter can do the lie no worse, or better, than the ballots of `_Poll` say."""
+        return True
 
     @cached_property
     def ids(self) -> tuple[ProposalId, ...]:
@@ -256,7 +261,8 @@ class _Poll:
             **dict.fromkeys(self._vote.honest, honest),
             **dict.fromkeys(self._vote.copies, lie),
         }
-        return self._cast(Marks(losses, lambda: honest))
+        # A current model worse than all: a gate then stops nothing but what is not finite.
+        return self._cast(Marks(losses, lambda: 2.0))
 
     def _cast(self, marks: Marks) -> list[ProposalId]:
         sheet: Sheet = lambda _voter: marks  # noqa: E731 - it is a look-up, of one row.

@@ -127,8 +127,8 @@ class RoundLearning:
             updates = {p: self._read[job.candidates[i].payload] for p, i in places.items()}
             ask = partial(
                 worker.vote,
-                self._stage.state.weights,
-                {p: update for p, update in updates.items() if update is not None},
+                self._stage.state.weights.clone(),
+                {p: update.clone() for p, update in updates.items() if update is not None},
                 round_number=self._stage.number,
                 learning_rate=self._stage.learning_rate,
                 terms=self.terms,
@@ -208,6 +208,8 @@ def _bounded(update: Tensor, radius: float) -> Tensor:
 
 
 def _is_too_large(data: bytes, params: Params) -> bool:
+    if len(data) != params.payload_bytes:
+        return False
     values = from_payload(data)
     return bool(values.isfinite().all()) and float(values.abs().max()) > params.coordinate_max
 
