@@ -395,6 +395,65 @@ def test_a_worker_that_crashes_loses_its_voice_not_the_round(scene, play):
     assert [i for i, ballot in enumerate(record.ballots) if ballot is None] == [1, 4]
 
 
+class InPlace:
+    """A worker that computes in what it is given."""
+
+    def __init__(self, worker):
+        self.worker = worker
+
+    def propose(self, weights, **settings):
+        update = self.worker.propose(weights, **settings)
+        weights.sub_(update)
+        return update
+
+    def vote(self, weights, proposals, **settings):
+        ballot = self.worker.vote(weights, proposals, **settings)
+        for update in proposals.values():
+            update.zero_()
+        weights.zero_()
+        return ballot
+
+
+@pytest.mark.parametrize("rule", ["mean", *VOTES])
+def test_a_worker_that_computes_in_place_changes_nobody_elses_numbers(rule, scene, play):
+    federation, curve = scene(rule, attack={"name": "none"}, federation={"byzantine": 0})
+    _, expected = play(federation, curve, 2)
+    workers = [InPlace(worker) for worker in federation.workers]
+    _, state = play(replace(federation, workers=workers), curve, 2)
+    torch.testing.assert_close(state.weights, expected.weights)
+
+
+class Choosy(torch.nn.Module):
+    """A model that fails on some batches."""
+
+    def __init__(self, features, classes, refused):
+        super().__init__()
+        self.linear, self.refused = torch.nn.Linear(features, classes), refused
+
+    def forward(self, x):
+        if self.refused(len(x)):
+            raise ValueError("boom")
+        return self.linear(x.flatten(1))
+
+
+@pytest.mark.parametrize("refused", ["batches", "holdout samples"])
+def test_a_model_that_fails_while_it_runs_is_said_to_have_failed(refused, scene, play):
+    federation, _ = scene()
+    recipe = federation.workers[0].recipe
+    sizes = {"batches": recipe.batch_size, "holdout samples": None}
+
+    def model(shape, classes):
+        def fails(count):
+            # The plan tries a model with few samples; a vote scores those of all voters together.
+            return count == sizes[refused] if sizes[refused] else count > 2 * recipe.batch_size
+
+        return Choosy(math.prod(shape), classes, fails)
+
+    federation, curve = scene(own={"model": model})
+    with pytest.raises(PluginError, match="the model raised ValueError: boom"):
+        play(federation, curve)
+
+
 def raising(*_args, **_settings):
     raise ValueError("boom")
 

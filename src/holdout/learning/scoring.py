@@ -19,7 +19,6 @@ from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 from torch.nn import functional as F  # noqa: N812
 
 from holdout.errors import MisuseError
@@ -310,7 +309,7 @@ def _call(model: nn.Module, candidates: Tensor, x: Tensor, y: Tensor, losses: Te
         parameters = vector.unflatten(model, candidate)
         for start in range(0, len(x), BLOCK_SAMPLES_GENERAL):
             block = slice(start, start + BLOCK_SAMPLES_GENERAL)
-            logits = functional_call(model, parameters, (x[block],))
+            logits = vector.call(model, parameters, x[block])
             row[block] = _cross_entropy_(logits.t().clone().unsqueeze(0), y[block])
 
 

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 from torch.nn import functional as F  # noqa: N812
 
 from holdout.errors import MisuseError
@@ -79,10 +78,7 @@ def evaluate(model: nn.Module, weights: Tensor, x: Tensor, y: Tensor) -> Evaluat
     parameters = vector.unflatten(model, weights)
     with torch.no_grad():
         logits = torch.cat(
-            [
-                functional_call(model, parameters, (block,))
-                for block in torch.split(x, EVALUATION_BLOCK)
-            ]
+            [vector.call(model, parameters, block) for block in torch.split(x, EVALUATION_BLOCK)]
         )
         loss = F.cross_entropy(logits, y).item()
         right = (logits.argmax(1) == y) & logits.isfinite().all(1)
@@ -103,7 +99,7 @@ def _call_gradients(
     for (x, y), row in zip(batches, rows, strict=True):
         leaf = weights.clone().requires_grad_()
         with torch.enable_grad():
-            logits = functional_call(model, vector.unflatten(model, leaf), (x,))
+            logits = vector.call(model, vector.unflatten(model, leaf), x)
             (row[:],) = torch.autograd.grad(F.cross_entropy(logits, y), leaf)
 
 

@@ -6,8 +6,9 @@ only says how its numbers are used.
 
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call
 
-from holdout.errors import MisuseError
+from holdout.errors import HoldoutError, MisuseError, PluginError
 
 
 def dimension(model: nn.Module) -> int:
@@ -25,7 +26,7 @@ def flatten(model: nn.Module) -> Tensor:
 
 
 def unflatten(model: nn.Module, vector: Tensor) -> dict[str, Tensor]:
-    """Views of the vector, named and shaped as the parameters, for `torch.func.functional_call`."""
+    """Views of the vector, named and shaped as the parameters, for `call`."""
     d = dimension(model)
     if vector.shape != (d,):
         raise MisuseError(
@@ -38,3 +39,14 @@ def unflatten(model: nn.Module, vector: Tensor) -> dict[str, Tensor]:
         parts[name] = vector[start:stop].view(parameter.shape)
         start = stop
     return parts
+
+
+def call(model: nn.Module, parameters: dict[str, Tensor], x: Tensor) -> Tensor:
+    """The logits of the model with other parameters; what it raises is said to be its own."""
+    try:
+        logits: Tensor = functional_call(model, parameters, (x,))
+    except HoldoutError:
+        raise
+    except Exception as error:
+        raise PluginError(f"the model raised {type(error).__name__}: {error}") from error
+    return logits

@@ -53,7 +53,7 @@ class BundledWorker:
         """The share of the test digits that the model reads rightly."""
         with torch.no_grad():
             parts = vector.unflatten(self.honest.model, weights)
-            logits = torch.func.functional_call(self.honest.model, parts, (self.x_test,))
+            logits = vector.call(self.honest.model, parts, self.x_test)
         return float((logits.argmax(dim=1) == self.y_test).double().mean())
 
 

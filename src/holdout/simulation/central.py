@@ -88,16 +88,14 @@ def honest_proposals(stage: Stage) -> list[object]:
         if worker not in stage.byzantine
     }
     together = {p: w for p, w in honest.items() if is_plain(w)}
-    updates = attempt(lambda: stage.propose(list(together.values())))
-    # If the common computation fails, each is asked alone, to see who it is.
-    for place, update in zip(together, () if updates is None else updates, strict=False):
+    for place, update in zip(together, stage.propose(list(together.values())), strict=True):
         received[place] = update
     for place, worker in honest.items():
-        if received[place] is None:
+        if place not in together:
             received[place] = attempt(
                 partial(
                     worker.propose,
-                    stage.state.weights,
+                    stage.state.weights.clone(),
                     round_number=stage.number,
                     learning_rate=stage.learning_rate,
                 )
@@ -140,8 +138,8 @@ def _own_ballots(
 
     def ask(worker: Worker) -> list[ProposalId]:
         ballot = worker.vote(
-            stage.state.weights,
-            proposals,
+            stage.state.weights.clone(),
+            {proposal: update.clone() for proposal, update in proposals.items()},
             round_number=stage.number,
             learning_rate=stage.learning_rate,
             terms=terms,

@@ -99,12 +99,16 @@ class Stage:
 
     def propose(self, workers: Sequence[HonestWorker]) -> Tensor:
         """The updates of several workers in this round, (n, d)."""
-        return propose_together(
-            workers,
-            self.state.weights,
-            round_number=self.number,
-            learning_rate=self.learning_rate,
+        updates: Tensor = guard(
+            "a worker's model or data",
+            lambda: propose_together(
+                workers,
+                self.state.weights,
+                round_number=self.number,
+                learning_rate=self.learning_rate,
+            ),
         )
+        return updates
 
     def as_honest(self, workers: Sequence[WorkerId]) -> list[HonestWorker]:
         """Byzantine workers as they would work if they were honest."""
