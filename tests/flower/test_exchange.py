@@ -2,6 +2,7 @@
 
 import threading
 import time
+from types import SimpleNamespace
 
 from flower_grid import FakeGrid, SilentError, arrays, train_reply
 from flwr.app import Error, Message, RecordDict
@@ -144,3 +145,24 @@ def test_the_threads_end_with_the_exchange():
     while threading.active_count() > before and time.monotonic() < deadline:
         time.sleep(0.01)
     assert threading.active_count() <= before
+
+
+def test_whoever_is_asked_last_has_as_much_time_as_the_first(monkeypatch):
+    grid = FakeGrid(dict.fromkeys(range(6), echo))
+    pull = grid.pull_messages
+    all_sent = threading.Event()
+
+    def monotonic() -> float:
+        # To send a message takes nearly as long as there is for the answer.
+        if len(grid.sent) == 6:
+            all_sent.set()
+        return 50.0 * len(grid.sent)
+
+    def late(identifiers):
+        assert all_sent.wait(30)
+        return pull(identifiers)
+
+    monkeypatch.setattr(grid, "pull_messages", late)
+    monkeypatch.setattr("holdout.flower.exchange.time", SimpleNamespace(monotonic=monotonic))
+    replies = exchange(grid, [message(node) for node in range(6)], timeout=60)
+    assert sorted(reply.metadata.src_node_id for reply in replies) == list(range(6))

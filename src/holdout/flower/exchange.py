@@ -40,9 +40,9 @@ def exchange(
     """Send the messages one by one and collect what is answered within the time.
 
     `messages` may be made on the fly: each is sent before the next is made, so that large ones
-    need not be in memory together.
+    need not be in memory together. The time begins when the last has been sent: it is the server
+    that sends slowly, not who is asked last.
     """
-    deadline = time.monotonic() + timeout
     stop = threading.Event()
     inbox: SimpleQueue[tuple[Message, list[Message]]] = SimpleQueue()
     replies: list[Message] = []
@@ -65,6 +65,7 @@ def exchange(
     try:
         for message in messages:
             pending += send(message)
+        deadline = time.monotonic() + timeout
         while pending:
             try:
                 asked, found = inbox.get(timeout=max(0.0, deadline - time.monotonic()))
