@@ -257,3 +257,11 @@ def test_the_number_of_threads_changes_no_bit():
     for others in found[1:]:
         for one, other in zip(found[0], others, strict=True):
             assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize("differences", [1, 1000])
+def test_a_central_row_is_the_same_however_many_are_compared_at_once(differences, monkeypatch):
+    updates = torch.randn(40, 300, generator=torch.Generator().manual_seed(0))
+    whole = distance.central_row(updates)
+    monkeypatch.setattr(distance, "_DIFFERENCES", differences)
+    assert torch.equal(distance.central_row(updates), whole)

@@ -38,6 +38,9 @@ _ROUGH_LEAST = 1 << 18
 _PROBE = 64
 """Coordinates looked at to guess which rows are central and which may be identical."""
 
+_DIFFERENCES = 1 << 20
+"""Numbers in the differences of these coordinates at once, which bounds memory."""
+
 _CANCELLED = 1e-6
 """A squared distance below this share of the squared distance to the centre is computed again."""
 
@@ -302,8 +305,14 @@ def central_row(updates: Tensor) -> Tensor | None:
     A liar who fools the guess gains nothing but our time: more pairs are computed twice.
     """
     probe = _probe(updates)
+    size = max(_DIFFERENCES // probe.size, 1)
     with np.errstate(invalid="ignore", over="ignore"):
-        distances = np.square(probe[:, None] - probe[None, :]).sum(axis=2)
+        distances = np.concatenate(
+            [
+                np.square(probe[start : start + size, None] - probe[None, :]).sum(axis=2)
+                for start in range(0, len(probe), size)
+            ]
+        )
     spread = np.median(np.where(np.isnan(distances), np.inf, distances), axis=1)
     for index in np.argsort(spread, kind="stable"):
         # numpy takes a tenth of torch's time for a single row.
