@@ -424,7 +424,13 @@ def test_all_settings_that_are_none_are_named():
 
 @pytest.mark.parametrize(
     ("content", "message"),
-    [(None, "cannot be read"), (b"rounds = ", "not TOML"), (b"\xff", "not TOML")],
+    [
+        (None, "cannot be read"),
+        (b"rounds = ", "not TOML"),
+        (b"\xff", "not TOML"),
+        (b"rounds = " + b"9" * 5000, "not TOML"),
+        (b"rounds = " + b"[" * 5000, "not TOML"),
+    ],
 )
 def test_a_file_that_is_no_toml_is_named(tmp_path, content, message):
     path = tmp_path / "config.toml"

@@ -26,6 +26,32 @@ def _no_waiting_for_the_disk(monkeypatch):
     monkeypatch.setattr(os, "fsync", lambda _: None)
 
 
+@pytest.mark.parametrize("parts", [1, 2, 3, 4])
+def test_what_a_start_cut_short_has_left_is_no_obstacle(parts, tmp_path):
+    left = {
+        ".lock": (tmp_path / ".lock").touch,
+        "checkpoint": (tmp_path / "checkpoint").mkdir,
+        "results.jsonl": (tmp_path / results.ROUNDS).touch,
+        ".config.toml.partial": lambda: (tmp_path / ".config.toml.partial").write_text(TOML[:9]),
+    }
+    for make in list(left.values())[:parts]:
+        make()
+    with results.create(tmp_path, TOML) as run:
+        run.append({"round": 1})
+    assert read_run(tmp_path).config == CONFIG
+    assert not (tmp_path / ".config.toml.partial").exists()
+
+
+@pytest.mark.parametrize("name", ["results.jsonl", ".lock", "checkpoint/state.npz", "notes.txt"])
+def test_what_holds_anything_is_refused_and_stays_as_it_is(name, tmp_path):
+    (tmp_path / "checkpoint").mkdir()
+    (tmp_path / name).write_text("something")
+    with pytest.raises(RunFolderError, match="not empty"), results.create(tmp_path, TOML):
+        pass
+    assert (tmp_path / name).read_text() == "something"
+    assert not (tmp_path / results.CONFIG).exists()
+
+
 @pytest.fixture
 def folder(tmp_path):
     """Three lines, a checkpoint after the second."""

@@ -50,3 +50,9 @@ def test_a_negative_share_is_refused(value):
 def test_a_share_above_one_is_refused(value):
     with pytest.raises(ValueError, match="must be a share below 1, or a whole number"):
         read_share(value)
+
+
+@pytest.mark.parametrize("value", [1.0, 2.0, 33.0])
+def test_a_float_is_never_a_number_of_workers(value):
+    with pytest.raises(ValueError, match="a share below 1, or a whole number"):
+        read_share(value)

@@ -143,21 +143,33 @@ class RunFolder:
 
 @contextmanager
 def create(path: Path, config_toml: str) -> Iterator[RunFolder]:
-    """A new run folder; refused if the path is taken by anything but an empty folder."""
+    """A new run folder; refused if anything is there, but for what a start cut short has left."""
     with ExitStack() as stack:
         with _explained(path):
             path.mkdir(parents=True, exist_ok=True)
-            if any(path.iterdir()):
+            if not _is_free(path):
                 raise RunFolderError(
                     f"{path} exists and is not empty; choose another --out, or go on with --resume"
                 )
             stack.enter_context(_lock(path))
-            (path / CHECKPOINT).parent.mkdir()
+            (path / CHECKPOINT).parent.mkdir(exist_ok=True)
             write_atomic(path / ROUNDS, b"")
             # Last, since a folder with a config counts as a run.
             write_atomic(path / CONFIG, config_toml.encode())
             folder = stack.enter_context(closing(RunFolder(path)))
         yield folder
+
+
+def _is_free(path: Path) -> bool:
+    """Whether nothing is there but what `create` makes before the config, and nothing in it."""
+    parts = {name: path / name for name in (LOCK, ROUNDS, CHECKPOINT.parent.name)}
+    partial = {f".{ROUNDS}.partial", f".{CONFIG}.partial"}
+    if not {entry.name for entry in path.iterdir()} <= {*parts, *partial}:
+        return False
+    checkpoints = parts[CHECKPOINT.parent.name]
+    if checkpoints.exists() and any(checkpoints.iterdir()):
+        return False
+    return not any(file.stat().st_size for file in (parts[LOCK], parts[ROUNDS]) if file.exists())
 
 
 @contextmanager
@@ -215,7 +227,7 @@ def read_config(path: Path) -> dict[str, Any]:
         return tomllib.loads((path / CONFIG).read_text("utf-8"))
     except FileNotFoundError:
         raise RunFolderError(f"{path} is no run folder: {CONFIG} is missing") from None
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise RunFolderError(f"{path / CONFIG} cannot be read: {error}") from error
 
 

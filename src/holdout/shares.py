@@ -27,7 +27,7 @@ def read_share(value: object) -> Fraction | int:
         raise ValueError("must not be negative")
     if share < 1:
         return share
-    if share.denominator != 1:
+    if isinstance(value, float) or share.denominator != 1:
         raise ValueError("must be a share below 1, or a whole number of workers")
     return int(share)
 

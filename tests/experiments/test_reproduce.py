@@ -2,6 +2,7 @@
 
 from fractions import Fraction
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -9,6 +10,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from holdout.config import apply_settings, parse
 from holdout.errors import DataError, RunFolderError
 from holdout.experiments import figures
+from holdout.experiments import reproduce as reproduction
 from holdout.experiments.reproduce import CHANGES, FIGURES, QUICK, panel_values, reproduce
 
 TINY = [
@@ -99,6 +101,20 @@ def test_missing_data_are_named_before_anything_is_written(tmp_path):
     with pytest.raises(DataError, match="train-images"):
         reproduce("mnist", data=tmp_path / "nothing", out=tmp_path / "out")
     assert not (tmp_path / "out").exists()
+
+
+def test_a_folder_named_like_a_number_is_a_folder(tmp_path, monkeypatch):
+    planned = []
+
+    def plan(values, _own):
+        planned.append(values["data"]["path"])
+        raise DataError("far enough")
+
+    monkeypatch.setattr(reproduction, "load", lambda *_name, **_where: None)
+    monkeypatch.setattr(reproduction, "make_plan", plan)
+    with pytest.raises(DataError, match="far enough"):
+        reproduce("mnist", data=Path("2024"), out=tmp_path / "out")
+    assert planned == ["2024"]
 
 
 @pytest.mark.slow

@@ -80,7 +80,7 @@ def read_file(path: Path) -> dict[str, Any]:
             return tomllib.load(file)
     except OSError as error:
         raise ConfigError([f"{path}: cannot be read ({error.strerror})"]) from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:
         raise ConfigError([f"{path}: not TOML ({error})"]) from error
 
 
@@ -107,7 +107,7 @@ def apply_settings(values: Mapping[str, Any], settings: list[str]) -> dict[str, 
 def _read_value(text: str) -> Any:
     try:
         values = tomllib.loads(f"value = {text}")
-    except tomllib.TOMLDecodeError:
+    except (ValueError, RecursionError):
         return text
     # Text with a line break could smuggle in more than one value.
     return values["value"] if len(values) == 1 else text

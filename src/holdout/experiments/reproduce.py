@@ -111,10 +111,7 @@ def reproduce(
     if not resume and out.exists() and any(out.iterdir()):
         raise RunFolderError(f"{out} exists and is not empty; choose another --out, or --resume")
     panels = FIGURES[name]
-    configs = [
-        apply_settings(panel_values(panel.name), [f"data.path={data}", *settings])
-        for panel in panels
-    ]
+    configs = [apply_settings(_with_data(panel.name, data), list(settings)) for panel in panels]
     # Read once for all panels, and before anything is written.
     own = Own(data=load(name, path=data, normalise=False))
     first, *others = (make_plan(values, own) for values in configs)
@@ -132,6 +129,12 @@ def reproduce(
         ]
     )
     return draw(name, out)
+
+
+def _with_data(panel: str, path: Path) -> dict[str, Any]:
+    values = panel_values(panel)
+    values["data"]["path"] = str(path)
+    return values
 
 
 def draw(name: str, out: Path) -> Figure:

@@ -105,7 +105,7 @@ def read_settings(folder: Path) -> Settings:
         values = tomllib.loads(path.read_text("utf-8"))
     except OSError as error:
         raise ConfigError([f"{path}: cannot be read ({error.strerror})"]) from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:
         raise ConfigError([f"{path}: not TOML ({error})"]) from None
     try:
         settings = Settings.model_validate(values)
