@@ -461,6 +461,32 @@ def test_a_resumed_run_equals_an_uninterrupted_one(blobs, values, tmp_path, stop
 
 
 @pytest.mark.usefixtures("_quick")
+def test_a_checkpoint_is_checked_with_the_threads_of_the_run(blobs, values, tmp_path, monkeypatch):
+    changed, own = values(experiment={"rounds": 3, "threads": 1}), Own(data=blobs)
+    threads, real = [], decentralized._first_radius
+
+    def watch(progress):
+        if progress.rounds_done == 2:
+            raise KeyboardInterrupt
+
+    def watched(federation):
+        threads.append(torch.get_num_threads())
+        return real(federation)
+
+    with pytest.raises(KeyboardInterrupt):
+        run(changed, out=tmp_path / "run", own=own, watch=watch)
+    decentralized.network_of.cache_clear()
+    monkeypatch.setattr(decentralized, "_first_radius", watched)
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        run(changed, out=tmp_path / "run", own=own, resume=True)
+    finally:
+        torch.set_num_threads(before)
+    assert set(threads) == {1}
+
+
+@pytest.mark.usefixtures("_quick")
 @pytest.mark.parametrize("what", ["missing", "cut", "of another network", "of other weights"])
 def test_a_checkpoint_whose_chain_does_not_fit_is_refused(
     blobs, values, tmp_path, monkeypatch, what

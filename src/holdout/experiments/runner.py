@@ -2,7 +2,8 @@
 
 import os
 import platform
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -86,21 +87,23 @@ def run(
     """
     plan = make_plan(config, own)
     notes = _tell(say, notes_on(plan.config))
-    if out is None:
-        return finish(plan, _run_curves(plan, None, None, [], watch), None, notes)
-    path = Path(out)
-    if not resume:
-        with results.create(path, plan.config.as_toml()) as folder:
-            return finish(plan, _run_curves(plan, folder, None, [], watch), folder, notes)
+    # Also around the check of a checkpoint, which founds a network anew: last bits depend on it.
+    with _threads(plan.config):
+        if out is None:
+            return finish(plan, _run_curves(plan, None, None, [], watch), None, notes)
+        path = Path(out)
+        if not resume:
+            with results.create(path, plan.config.as_toml()) as folder:
+                return finish(plan, _run_curves(plan, folder, None, [], watch), folder, notes)
 
-    def check(checkpoint: Checkpoint, done: Sequence[Mapping[str, Any]]) -> None:
-        check_fit(plan, restore(checkpoint), done)
+        def check(checkpoint: Checkpoint, done: Sequence[Mapping[str, Any]]) -> None:
+            check_fit(plan, restore(checkpoint), done)
 
-    with results.resume(path, plan.config.as_dict(), check=check) as (folder, checkpoint):
-        done = list(results.read_run(path).rounds)
-        notes += _tell(say, notes_on_environment(checkpoint, environment(plan.config)))
-        rounds = _run_curves(plan, folder, checkpoint, done, watch)
-        return finish(plan, rounds, folder, notes)
+        with results.resume(path, plan.config.as_dict(), check=check) as (folder, checkpoint):
+            done = list(results.read_run(path).rounds)
+            notes += _tell(say, notes_on_environment(checkpoint, environment(plan.config)))
+            rounds = _run_curves(plan, folder, checkpoint, done, watch)
+            return finish(plan, rounds, folder, notes)
 
 
 def _tell(say: Callable[[str], None] | None, notes: list[str]) -> list[str]:
@@ -130,6 +133,16 @@ def threads_of(config: Config) -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
+@contextmanager
+def _threads(config: Config) -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads_of(config))
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
 def _run_curves(
     plan: Plan,
     folder: RunFolder | None,
@@ -138,13 +151,8 @@ def _run_curves(
     watch: Watch | None,
 ) -> list[Mapping[str, Any]]:
     place = restore(checkpoint)
-    before = torch.get_num_threads()
-    torch.set_num_threads(threads_of(plan.config))
-    try:
-        while place.curve < len(plan.curves):
-            place = run_curve(plan, place, folder, rounds, watch)
-    finally:
-        torch.set_num_threads(before)
+    while place.curve < len(plan.curves):
+        place = run_curve(plan, place, folder, rounds, watch)
     return rounds
 
 
