@@ -8,6 +8,7 @@ import shlex
 import signal
 import subprocess
 import sys
+import termios
 import time
 import tomllib
 from pathlib import Path
@@ -18,6 +19,7 @@ import tomli_w
 from holdout import __version__
 from holdout.cli import run_command
 from holdout.experiments import figures, report
+from holdout.experiments.reproduce import FIGURES
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 import tiny
@@ -141,7 +143,14 @@ def test_plan_speaks_to_people_too(capsys):
 
 
 @pytest.mark.parametrize(
-    "changes", [{"byzantine": 0.5}, {"byzantine": 50}, {"byzantine": "2/3"}, {"committee": 101}]
+    "changes",
+    [
+        {"byzantine": 0.5},
+        {"byzantine": 50},
+        {"byzantine": 10**400},
+        {"byzantine": "2/3"},
+        {"committee": 101},
+    ],
 )
 def test_a_plan_without_a_solution_exits_2(capsys, changes):
     assert refused(capsys, *plan(**changes)).startswith("holdout: ")
@@ -162,6 +171,8 @@ def test_a_plan_without_a_solution_exits_2(capsys, changes):
         ({"byzantine": "1e-999999999"}, "--byzantine: must be a share"),
         ({"byzantine": -1}, "--byzantine: must not be negative"),
         ({"byzantine": 1.5}, "--byzantine: must be a share below 1"),
+        ({"byzantine": 1.0}, "--byzantine: must be a share below 1"),
+        ({"byzantine": "1e400"}, "--byzantine: must be a share below 1"),
         ({"committee": 0}, "--committee: must be at least 1; got 0"),
     ],
 )
@@ -413,6 +424,29 @@ def test_a_report_is_made_again_from_results_alone_with_the_same_bytes(config, c
 
 
 @pytest.mark.usefixtures("_small_page")
+def test_a_report_of_an_unfinished_run_says_so(config, capsys):
+    assert run_command(["run", str(config), "--out", "out"]) == 0
+    assert "Test accuracy at the end" in capsys.readouterr().out
+    lines = Path("out/results.jsonl").read_text("utf-8").splitlines(keepends=True)
+    Path("out/results.jsonl").write_text("".join(lines[:-1]), encoding="utf-8")
+    assert run_command(["report", "out"]) == 0
+    said = capsys.readouterr()
+    assert "Test accuracy so far" in said.out
+    assert re.search(r"^note: .* of \d+ rounds\.$", said.err, re.MULTILINE)
+
+
+@pytest.mark.usefixtures("_small_page")
+def test_a_figure_of_the_paper_is_drawn_again_from_results_alone(config, capsys):
+    for panel in FIGURES["cifar10"]:
+        assert run_command(["run", str(config), "--out", f"figure/{panel.name}"]) == 0
+    capsys.readouterr()
+    assert run_command(["report", "figure"]) == 0
+    said = capsys.readouterr().out
+    assert all(panel.title in said.replace("\n", " ") for panel in FIGURES["cifar10"])
+    assert Path("figure/figure.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.usefixtures("_small_page")
 def test_several_folders_are_reported_and_nonsense_exits_2(config, capsys):
     for name in ("a", "b"):
         assert run_command(["run", str(config), "--out", name]) == 0
@@ -527,8 +561,10 @@ def test_a_killed_run_can_be_resumed_and_until_then_nobody_else_may(
 
 
 @pytest.mark.slow
-def test_a_terminal_gets_a_bar(config, started):
+@pytest.mark.parametrize("columns", [60, 200])
+def test_a_terminal_gets_a_bar(config, started, columns):
     ours, theirs = pty.openpty()
+    termios.tcsetwinsize(theirs, (24, columns))
     process = started("run", str(config), "--out", "out", stdin=theirs, stderr=theirs)
     os.close(theirs)
     shown = b""
@@ -546,6 +582,9 @@ def test_a_terminal_gets_a_bar(config, started):
     assert b"Traceback" not in shown
     assert b"\x1b[" in shown
     assert b"100 %" in shown
+    # However little room there is, the round and the time that is left are told.
+    assert re.search(rb"round \d+", shown)
+    assert re.search(rb"left: .*\d:\d\d:\d\d", shown)
     assert "report: out/report.html" in output
     assert not CONTROL.search(output)
 

@@ -13,11 +13,14 @@ import sys
 from collections.abc import Iterator, Sequence
 from fractions import Fraction
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from holdout import __version__
 from holdout.errors import PluginError, UserError
 from holdout.node.commands import add_commands
+
+if TYPE_CHECKING:
+    from holdout.experiments.reproduce import Figure
 
 EXIT_OK, EXIT_FAILURE, EXIT_USER, EXIT_INTERRUPTED = 0, 1, 2, 130
 
@@ -314,19 +317,40 @@ def _simulate(options: argparse.Namespace) -> int:
         with counting("runs") as watch:
             report = simulate(plan, watch=watch)
     print(report.as_json() if options.json else report.as_text())
-    return EXIT_FAILURE if report.violations else EXIT_OK
+    if not report.is_complete:
+        print(f"stopped after {report.runs} of {len(plan.seeds)} runs", file=sys.stderr)
+    if report.violations:
+        return EXIT_FAILURE
+    return EXIT_OK if report.is_complete else EXIT_INTERRUPTED
 
 
 def _report(options: argparse.Namespace) -> None:
-    from holdout.experiments.curves import final_table
+    from holdout.experiments.curves import final_table, group
+    from holdout.experiments.findings import unfinished
     from holdout.experiments.report import write_report
+    from holdout.experiments.reproduce import draw, figure_in
     from holdout.results import read_run
     from holdout.terminal import print_table
 
     for folder in options.folders:
+        if name := figure_in(folder):
+            _print_figure(draw(name, folder))
+            continue
         page = write_report(folder)
-        print_table(final_table(read_run(folder).rounds), folder.resolve().name)
+        found = read_run(folder)
+        missing = unfinished(group(found.rounds), found.config)
+        for sentence in missing:
+            _say_note(sentence)
+        print_table(final_table(found.rounds), folder.resolve().name, so_far=bool(missing))
         print(f"report: {page}")
+
+
+def _print_figure(figure: "Figure") -> None:
+    from holdout.terminal import print_table
+
+    for title, rows in figure.tables:
+        print_table(rows, title)
+    print(f"figure: {figure.path}")
 
 
 def _say_note(note: str) -> None:
@@ -366,7 +390,7 @@ def _run(options: argparse.Namespace) -> None:
 
 def _reproduce(options: argparse.Namespace) -> None:
     from holdout.experiments.reproduce import QUICK, reproduce
-    from holdout.terminal import print_table, watching
+    from holdout.terminal import watching
 
     out = options.out or Path("runs") / f"paper-{options.figure}{'-quick' * options.quick}"
     settings = [*(QUICK[options.figure] if options.quick else []), *options.settings]
@@ -384,9 +408,7 @@ def _reproduce(options: argparse.Namespace) -> None:
             resume=options.resume,
             watch=lambda panel: watch(f"{panel.name}: "),
         )
-    for title, rows in figure.tables:
-        print_table(rows, title)
-    print(f"figure: {figure.path}")
+    _print_figure(figure)
 
 
 def _demo_values() -> dict[str, Any]:

@@ -20,10 +20,7 @@ def resolve(dotted: str) -> object:
     >>> resolve("math:tau")
     6.283185307179586
     """
-    module_name, colon, attribute = dotted.partition(":")
-    parts = [*module_name.split("."), *attribute.split(".")]
-    if not colon or not all(part.isidentifier() for part in parts):
-        raise DottedNameError(f'own code is named as "package.module:name"; got "{dotted}"')
+    module_name, attribute = split(dotted)
     with _working_directory_importable():
         found: object = _import(dotted, module_name)
     for part in attribute.split("."):
@@ -32,6 +29,15 @@ def resolve(dotted: str) -> object:
         except AttributeError:
             raise DottedNameError(f'"{dotted}": {module_name} has no "{attribute}"') from None
     return found
+
+
+def split(dotted: str) -> tuple[str, str]:
+    """The two halves of such a name; refused if it is none."""
+    module_name, colon, attribute = dotted.partition(":")
+    parts = [*module_name.split("."), *attribute.split(".")]
+    if not colon or not all(part.isidentifier() for part in parts):
+        raise DottedNameError(f'own code is named as "package.module:name"; got "{dotted}"')
+    return module_name, attribute
 
 
 def _import(dotted: str, module_name: str) -> ModuleType:

@@ -16,13 +16,16 @@ from rich.progress import (
     TimeElapsedColumn,
     TimeRemainingColumn,
 )
-from rich.table import Table
+from rich.table import Column, Table
 
 if TYPE_CHECKING:
     # Only for their names: the simulator of the protocol shows its progress without torch.
     from holdout.experiments.curves import TableRow
     from holdout.experiments.runner import Progress as RoundProgress
     from holdout.experiments.runner import Watch
+
+WIDE = 110
+"""Columns from which on there is room for a bar, and for the time that has passed."""
 
 LINES = 20
 """So many lines tell the progress of a batch where there is no terminal."""
@@ -75,15 +78,18 @@ def counting(what: str) -> Iterator[Callable[[int, int, int], None]]:
 
 
 def _bar(console: Console) -> Progress:
+    # Where there is little room, the description is cut, not the time that is left.
+    description = Column(ratio=1, no_wrap=True, overflow="ellipsis")
+    wide = [BarColumn(), TimeElapsedColumn()] if console.width >= WIDE else []
     return Progress(
-        TextColumn("{task.description}", markup=False),
-        BarColumn(),
-        TextColumn("{task.percentage:3.0f} %"),
-        TimeElapsedColumn(),
-        TextColumn("left:"),
-        TimeRemainingColumn(),
+        TextColumn("{task.description}", markup=False, table_column=description),
+        *wide,
+        TextColumn("{task.percentage:3.0f} %", table_column=Column(no_wrap=True)),
+        TextColumn("left:", table_column=Column(no_wrap=True)),
+        TimeRemainingColumn(table_column=Column(no_wrap=True, min_width=7)),
         console=console,
         transient=True,
+        expand=True,
     )
 
 
@@ -99,7 +105,7 @@ def _bar_watch(start: str, bar: Progress, task: TaskID) -> Watch:
             shown["accuracy"] = f", accuracy {100 * record.accuracy:.1f} %"
         bar.update(
             task,
-            description=f"{start}{curve}: round {record.round}{shown['accuracy']}",
+            description=f"round {record.round}{shown['accuracy']}, {start}{curve}",
             completed=progress.rounds_done,
             total=progress.rounds_total,
         )
@@ -127,9 +133,10 @@ def _curve(progress: RoundProgress) -> str:
     return f"{record.rule} ({record.attack}, seed {record.seed})"
 
 
-def print_table(rows: Sequence[TableRow], title: str) -> None:
-    """Where each curve ends, at a glance."""
-    table = Table(title=f"Test accuracy at the end ({title})", title_justify="left")
+def print_table(rows: Sequence[TableRow], title: str, *, so_far: bool = False) -> None:
+    """Where each curve ends, or is while they run, at a glance."""
+    when = "so far" if so_far else "at the end"
+    table = Table(title=f"Test accuracy {when} ({title})", title_justify="left")
     table.add_column("rule", no_wrap=True)
     for column in ("without attack", "under attack", "drop"):
         table.add_column(column, justify="right", no_wrap=True)

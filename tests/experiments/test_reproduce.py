@@ -103,6 +103,12 @@ def test_missing_data_are_named_before_anything_is_written(tmp_path):
     assert not (tmp_path / "out").exists()
 
 
+def test_a_file_in_place_of_the_folder_is_named(tmp_path):
+    (tmp_path / "out").touch()
+    with pytest.raises(RunFolderError, match="is not a folder"):
+        reproduce("mnist", data=tmp_path, out=tmp_path / "out")
+
+
 def test_a_folder_named_like_a_number_is_a_folder(tmp_path, monkeypatch):
     planned = []
 

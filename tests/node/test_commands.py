@@ -108,6 +108,7 @@ def test_parameters_come_from_options_a_file_or_the_tables(tmp_path, capsys):
         (("localnet", "--byzantine", "some"), "--byzantine"),
         (("localnet", "--byzantine", "1", "--attack", "nonsense"), "there is no attack"),
         (("node", "init", "x", "--name", "a", "--address", "h:99999"), "address"),
+        (("localnet", "--nodes", "100000"), "1 to 10000 workers"),
         (("node", "init", "/proc/x", "--name", "a", "--address", "h:1"), "/proc/x"),
     ],
 )
@@ -127,6 +128,7 @@ def test_mistakes_are_told_with_exit_code_2(arguments, said, capsys, tmp_path, m
         (("--model", "nonsense"), "package.module:name"),
         (("--weights", "member.toml"), "no safetensors file"),
         (("--byzantine", "2"), "3B + 1"),
+        (("--byzantine", f"0.{'2' * 20}"), "at most 18 digits"),
         (("--learning-rate", "nan"), "learning_rates"),
         (("--proposers", "0"), "proposers"),
         (("--parameters", "member.toml"), "must hold a table"),
@@ -173,6 +175,13 @@ def test_a_folder_that_cannot_be_written_can_be_verified(tmp_path, capsys):
     assert "0 rounds verified" in capsys.readouterr().out
     assert run("node", "export", bob, tmp_path / "w.safetensors") == 0
     assert sorted(path.name for path in (bob / "store").iterdir()) == before
+
+
+def test_a_mistaken_worker_leaves_nothing_that_stands_in_the_way(tmp_path, capsys):
+    init = ("node", "init", tmp_path / "x", "--name", "a", "--address", "h:1")
+    assert run(*init, "--worker", "mine") == 2
+    assert 'own code is named as "package.module:name"; got "mine"' in capsys.readouterr().err
+    assert run(*init, "--worker", "mine:worker") == 0
 
 
 def test_keys_are_never_made_anew(tmp_path, capsys):

@@ -235,3 +235,15 @@ def test_the_exact_size_is_below_the_lemmas():
         size = exact_size(workers=1000, byzantine=byzantine, draws=100, delta=0.01)
         assert size is not None
         assert size < bound
+
+
+@pytest.mark.parametrize("exponent", [6, 9, 12, 15])
+def test_of_very_many_workers_a_draw_is_as_good_as_with_replacement(exponent):
+    workers, drawn = 10**exponent, 51
+    for at_least in (9, 16, 26):
+        tail = hypergeometric_tail(
+            workers=workers, byzantine=3 * workers // 10, drawn=drawn, at_least=at_least
+        )
+        expected = stats.binom.sf(at_least - 1, drawn, 0.3)
+        # They differ by about drawn^2 / workers; the rest is what floats can do.
+        assert tail == pytest.approx(expected, rel=10 * drawn**2 / workers + 1e-9)

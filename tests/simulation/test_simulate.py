@@ -2,6 +2,7 @@
 
 import json
 import shlex
+from contextlib import nullcontext
 from fractions import Fraction
 
 import pytest
@@ -91,6 +92,11 @@ def test_sizes_below_the_tables_are_said_at_the_start(capsys):
         (["--seeds", "0..2", *FOUR, "--voters", "5"], "voters must be 1 to 4"),
         (["--seeds", "0..2", *FOUR, "--trace"], "--trace shows one run"),
         (["--seeds", "0..2", "--workers", "1", "--byzantine", "0"], "at least 2 workers"),
+        (["--seeds", f"0..{10**20}", *FOUR], "seeds lie between"),
+        (
+            ["--seeds", "0..2", "--workers", "4", "--byzantine", f"0.{'3' * 20}"],
+            "at most 18 digits",
+        ),
     ],
 )
 def test_what_cannot_work_is_refused_with_the_reason(arguments, rule, capsys):
@@ -121,3 +127,18 @@ def test_what_does_not_read_is_refused(arguments, capsys):
 def test_huge_seeds_are_refused():
     with pytest.raises(UserError, match="seeds lie between"):
         make_plan(seeds=range(1 << 70, (1 << 70) + 1), workers=4, byzantine=1)
+
+
+def test_an_interrupted_batch_reports_the_runs_that_are_done(capsys, monkeypatch):
+    def until_the_fourth(done, _total, _broken):
+        if done == 4:
+            raise KeyboardInterrupt
+
+    plan = make_plan(seeds=range(9), workers=4, byzantine=1)
+    report = simulate(plan, watch=until_the_fourth)
+    assert (report.runs, report.is_complete) == (4, False)
+    monkeypatch.setattr("holdout.terminal.counting", lambda _: nullcontext(until_the_fourth))
+    assert run_command(["simulate", "--seeds", "0..9", *FOUR]) == 130
+    said = capsys.readouterr()
+    assert said.out.startswith("4 runs of 4 workers")
+    assert "stopped after 4 of 9 runs" in said.err

@@ -29,6 +29,9 @@ from holdout.shares import byzantine_count, write_share
 from holdout.voting import approve_count
 from holdout.voting.odds import exact_size
 
+DENOMINATOR_MAX = 10**18
+"""Of the Byzantine share: it is part of the genesis, in 64 bits."""
+
 ROUNDS_MAX = 10**15
 LEADERS = 20
 """tau_L: at f = 0.3 a period lacks an honest leader with probability below 1e-6."""
@@ -150,6 +153,8 @@ def check_population(n: int, f: Fraction | int) -> int:
         raise InfeasibleError(
             f"agreement needs n >= 3B + 1 workers, of which B may lie; got n={n}, B={liars}"
         )
+    if as_share(f, n).denominator > DENOMINATOR_MAX:
+        raise InfeasibleError(f"a share of a network's workers has at most 18 digits; got {f}")
     if as_share(f, n) >= Fraction(1, 2):
         # With so few workers no liar is among them, but (1-f) of the ballots is no majority.
         raise InfeasibleError(

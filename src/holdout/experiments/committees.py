@@ -104,6 +104,8 @@ def plan(
     """Compute all of it; refused where no committee could have an honest majority."""
     if max(workers, rounds) > LARGEST:
         raise UserError(f"workers and rounds must be at most {LARGEST}; got {workers} and {rounds}")
+    if byzantine > workers:
+        raise UserError("there are more Byzantine workers than workers")
     liars = byzantine_count(byzantine, workers)
     f = Fraction(byzantine, workers) if isinstance(byzantine, int) else byzantine
     if f >= Fraction(1, 2):

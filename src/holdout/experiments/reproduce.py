@@ -108,6 +108,8 @@ def reproduce(
     watch: Callable[[Panel], Watch | None] = lambda _panel: None,
 ) -> Figure:
     """Run every panel of a figure into `out` and draw it; `resume`: go on where it stopped."""
+    if out.exists() and not out.is_dir():
+        raise RunFolderError(f"{out} is not a folder")
     if not resume and out.exists() and any(out.iterdir()):
         raise RunFolderError(f"{out} exists and is not empty; choose another --out, or --resume")
     panels = FIGURES[name]
@@ -135,6 +137,14 @@ def _with_data(panel: str, path: Path) -> dict[str, Any]:
     values = panel_values(panel)
     values["data"]["path"] = str(path)
     return values
+
+
+def figure_in(out: Path) -> str | None:
+    """The name of the figure whose run folders these are; None if they are of none."""
+    for name, panels in FIGURES.items():
+        if all((out / panel.name / results.CONFIG).is_file() for panel in panels):
+            return name
+    return None
 
 
 def draw(name: str, out: Path) -> Figure:

@@ -3,7 +3,9 @@
 import multiprocessing
 import os
 import shlex
+import signal
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import partial
@@ -98,6 +100,11 @@ class Report:
     """With their seeds."""
 
     @property
+    def is_complete(self) -> bool:
+        """Whether all seeds were run."""
+        return self.runs == len(self.plan.seeds)
+
+    @property
     def periods_per_round(self) -> float | None:
         """Periods that a decided round took, on average; None: nothing was decided."""
         return self.periods / self.rounds if self.rounds else None
@@ -155,7 +162,7 @@ def make_plan(
     voters: int | None = None,
 ) -> Plan:
     """Check everything that the user said; refused with the reason where it cannot work."""
-    if not len(seeds):
+    if seeds.start >= seeds.stop:
         raise UserError(
             f"a range of seeds A..B holds at least one, with A < B (B itself is not included); got "
             f"{seeds.start}..{seeds.stop}"
@@ -185,14 +192,18 @@ def make_plan(
 
 
 def simulate(plan: Plan, *, watch: Watch | None = None, processes: int | None = None) -> Report:
-    """Run all seeds, on all cores; runs are independent, so their order changes nothing."""
+    """Run all seeds, on all cores; runs are independent, so their order changes nothing.
+
+    On Ctrl-C the report is of the runs that are done.
+    """
     done: list[Outcome] = []
     broken = 0
-    for outcome in _outcomes(plan, processes or os.cpu_count() or 1):
-        done.append(outcome)
-        broken += len(outcome.violations)
-        if watch is not None:
-            watch(len(done), len(plan.seeds), broken)
+    with suppress(KeyboardInterrupt):
+        for outcome in _outcomes(plan, processes or os.cpu_count() or 1):
+            done.append(outcome)
+            broken += len(outcome.violations)
+            if watch is not None:
+                watch(len(done), len(plan.seeds), broken)
     return summarise(plan, done)
 
 
@@ -227,5 +238,7 @@ def _outcomes(plan: Plan, processes: int) -> Iterator[Outcome]:
     # New processes, not copies of this one: a copied process may hold a lock that nobody frees.
     context = multiprocessing.get_context("spawn")
     share = max(1, min(32, len(plan.seeds) // (4 * processes)))
-    with context.Pool(min(processes, len(plan.seeds))) as pool:
+    # Ctrl-C reaches them too; this process stops them.
+    ignore = (signal.SIGINT, signal.SIG_IGN)
+    with context.Pool(min(processes, len(plan.seeds)), signal.signal, ignore) as pool:
         yield from pool.imap(run, plan.seeds, share)

@@ -23,6 +23,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
+from holdout.agreement.messages import WORKERS_MAX
 from holdout.errors import AuditError, LocalnetFailed, StoreError, UserError
 from holdout.node import members
 from holdout.node.audit import Audit, audit
@@ -95,6 +96,8 @@ def prepare(plan: Plan) -> list[Node]:
     """Keys, certificates, genesis and folders of all nodes."""
     if plan.folder.exists() and any(plan.folder.iterdir()):
         raise UserError(f"{plan.folder} is not empty")
+    if plan.nodes > WORKERS_MAX:
+        raise UserError(f"a network has 1 to {WORKERS_MAX} workers; got {plan.nodes}")
     if not 0 <= 3 * plan.byzantine < plan.nodes:
         raise UserError(
             f"agreement needs n >= 3B + 1 nodes, of which B may lie; got n={plan.nodes},"

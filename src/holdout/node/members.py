@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from holdout import dotted
 from holdout.errors import UserError
 from holdout.node.genesis import (
     ADDRESS,
@@ -63,6 +64,7 @@ def init_node(
     for given in (address, listen or address):
         if not ADDRESS.fullmatch(given):
             raise UserError(f"an address is HOST:PORT; got {given!r}")
+    dotted.split(make_worker)
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     identity = create_identity(folder / KEYS, name)
     member = member_of(identity, name=name, address=address)

@@ -12,6 +12,7 @@ from fractions import Fraction
 from holdout.voting.committee import approve_count
 
 EXACT_WORKERS_MAX = 20_000  # Integers grow with n; beyond this, logarithms (to about 1e-9) do.
+FACTORS_MAX = 20_000
 
 
 def hypergeometric_tail(*, workers: int, byzantine: int, drawn: int, at_least: int) -> float:
@@ -40,10 +41,16 @@ def _probability(workers: int, byzantine: int, drawn: int, x: int) -> float:
         first, second, all_draws = (math.comb(n, k) for n, k in choices)
         # Python divides integers of any size with one rounding at the end.
         return first * second / all_draws
-    first_log, second_log, all_log = (
-        math.lgamma(n + 1) - math.lgamma(k + 1) - math.lgamma(n - k + 1) for n, k in choices
-    )
+    first_log, second_log, all_log = (_log_choices(n, k) for n, k in choices)
     return math.exp(first_log + second_log - all_log)
+
+
+def _log_choices(n: int, k: int) -> float:
+    """The logarithm of n over k."""
+    if k <= FACTORS_MAX:
+        # One by one: of numbers as large as these, differences of `lgamma` keep few digits.
+        return math.fsum(math.log((n - i) / (i + 1)) for i in range(k))
+    return math.lgamma(n + 1) - math.lgamma(k + 1) - math.lgamma(n - k + 1)
 
 
 def majority_failure(*, workers: int, byzantine: int, drawn: int) -> float:
