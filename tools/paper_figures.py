@@ -38,7 +38,7 @@ PANELS: Mapping[str, Sequence[Parts]] = MappingProxyType(
         "cifar10": (
             {"cifar10-none": ("mean",), "cifar10-all": PAPER},
             {"cifar10-none": ("mean",), "cifar10-all": OTHERS, "cifar10-any": VOTES},
-            {"cifar10-none": ("mean",), "cifar10-authors": AUTHORS_RULES},
+            {"cifar10-authors-none": ("mean",), "cifar10-authors": AUTHORS_RULES},
         ),
     }
 )
