@@ -328,13 +328,11 @@ def _report(options: argparse.Namespace) -> None:
     from holdout.experiments.curves import final_table, group
     from holdout.experiments.findings import unfinished
     from holdout.experiments.report import write_report
-    from holdout.experiments.reproduce import draw, figure_in
-    from holdout.results import read_run
+    from holdout.results import CONFIG, read_run
     from holdout.terminal import print_table
 
     for folder in options.folders:
-        if name := figure_in(folder):
-            _print_figure(draw(name, folder))
+        if not (folder / CONFIG).exists() and _report_figure(folder):
             continue
         page = write_report(folder)
         found = read_run(folder)
@@ -343,6 +341,16 @@ def _report(options: argparse.Namespace) -> None:
             _say_note(sentence)
         print_table(final_table(found.rounds), folder.resolve().name, so_far=bool(missing))
         print(f"report: {page}")
+
+
+def _report_figure(folder: Path) -> bool:
+    """What `reproduce` made; whether it is that."""
+    from holdout.experiments.reproduce import draw, figure_in
+
+    name = figure_in(folder)
+    if name is not None:
+        _print_figure(draw(name, folder))
+    return name is not None
 
 
 def _print_figure(figure: "Figure") -> None:
