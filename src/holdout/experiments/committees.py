@@ -104,14 +104,12 @@ def plan(
     """Compute all of it; refused where no committee could have an honest majority."""
     if max(workers, rounds) > LARGEST:
         raise UserError(f"workers and rounds must be at most {LARGEST}; got {workers} and {rounds}")
-    if byzantine > workers:
-        raise UserError("there are more Byzantine workers than workers")
     liars = byzantine_count(byzantine, workers)
     f = Fraction(byzantine, workers) if isinstance(byzantine, int) else byzantine
     if f >= Fraction(1, 2):
-        raise UserError(
-            f"an honest majority needs a Byzantine share f below 1/2; got f = {write_share(f)}"
-        )
+        # From 1 on it may be too large for a float.
+        got = write_share(f) if f < 1 else f
+        raise UserError(f"an honest majority needs a Byzantine share f below 1/2; got f = {got}")
     if not (0 < delta < 1 and math.isfinite(delta)):
         raise UserError(f"delta must lie between 0 and 1; got {delta}")
     if committee is not None and committee > workers:
