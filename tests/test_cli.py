@@ -444,6 +444,12 @@ def test_a_figure_of_the_paper_is_drawn_again_from_results_alone(config, capsys)
     said = capsys.readouterr().out
     assert all(panel.title in said.replace("\n", " ") for panel in FIGURES["cifar10"])
     assert Path("figure/figure.png").read_bytes().startswith(b"\x89PNG")
+    assert "Test accuracy at the end" in said
+    Path("figure/cifar10-any/results.jsonl").write_bytes(b"")
+    assert run_command(["report", "figure"]) == 0
+    said = capsys.readouterr()
+    assert "Test accuracy so far" in said.out
+    assert said.err == "note: cifar10-any: The run holds no rounds yet.\n"
 
 
 @pytest.mark.usefixtures("_small_page")

@@ -28,13 +28,13 @@ def _no_waiting_for_the_disk(monkeypatch):
 
 @pytest.mark.parametrize("parts", [1, 2, 3, 4])
 def test_what_a_start_cut_short_has_left_is_no_obstacle(parts, tmp_path):
-    left = {
-        ".lock": (tmp_path / ".lock").touch,
-        "checkpoint": (tmp_path / "checkpoint").mkdir,
-        "results.jsonl": (tmp_path / results.ROUNDS).touch,
-        ".config.toml.partial": lambda: (tmp_path / ".config.toml.partial").write_text(TOML[:9]),
-    }
-    for make in list(left.values())[:parts]:
+    in_order = [
+        (tmp_path / ".lock").touch,
+        (tmp_path / "checkpoint").mkdir,
+        (tmp_path / results.ROUNDS).touch,
+        lambda: (tmp_path / ".config.toml.partial").write_text(TOML[:9]),
+    ]
+    for make in in_order[:parts]:
         make()
     with results.create(tmp_path, TOML) as run:
         run.append({"round": 1})

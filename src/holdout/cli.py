@@ -345,19 +345,31 @@ def _report(options: argparse.Namespace) -> None:
 
 def _report_figure(folder: Path) -> bool:
     """What `reproduce` made; whether it is that."""
-    from holdout.experiments.reproduce import draw, figure_in
+    from holdout.experiments.curves import group
+    from holdout.experiments.findings import unfinished
+    from holdout.experiments.reproduce import FIGURES, draw, figure_in
+    from holdout.results import read_run
 
     name = figure_in(folder)
-    if name is not None:
-        _print_figure(draw(name, folder))
-    return name is not None
+    if name is None:
+        return False
+    runs = {panel.name: read_run(folder / panel.name) for panel in FIGURES[name]}
+    missing = [
+        f"{panel}: {sentence}"
+        for panel, found in runs.items()
+        for sentence in unfinished(group(found.rounds), found.config)
+    ]
+    for sentence in missing:
+        _say_note(sentence)
+    _print_figure(draw(name, folder), so_far=bool(missing))
+    return True
 
 
-def _print_figure(figure: "Figure") -> None:
+def _print_figure(figure: "Figure", *, so_far: bool = False) -> None:
     from holdout.terminal import print_table
 
     for title, rows in figure.tables:
-        print_table(rows, title)
+        print_table(rows, title, so_far=so_far)
     print(f"figure: {figure.path}")
 
 

@@ -147,11 +147,10 @@ def create(path: Path, config_toml: str) -> Iterator[RunFolder]:
     with ExitStack() as stack:
         with _explained(path):
             path.mkdir(parents=True, exist_ok=True)
-            if not _is_free(path):
-                raise RunFolderError(
-                    f"{path} exists and is not empty; choose another --out, or go on with --resume"
-                )
+            # Before, so that nothing is put into a folder of others; after, as it may have changed.
+            _refuse_unless_free(path)
             stack.enter_context(_lock(path))
+            _refuse_unless_free(path)
             (path / CHECKPOINT).parent.mkdir(exist_ok=True)
             write_atomic(path / ROUNDS, b"")
             # Last, since a folder with a config counts as a run.
@@ -160,16 +159,16 @@ def create(path: Path, config_toml: str) -> Iterator[RunFolder]:
         yield folder
 
 
-def _is_free(path: Path) -> bool:
-    """Whether nothing is there but what `create` makes before the config, and nothing in it."""
-    parts = {name: path / name for name in (LOCK, ROUNDS, CHECKPOINT.parent.name)}
+def _refuse_unless_free(path: Path) -> None:
+    """Nothing may be there but what `create` makes before the config, and nothing in it."""
     partial = {f".{ROUNDS}.partial", f".{CONFIG}.partial"}
-    if not {entry.name for entry in path.iterdir()} <= {*parts, *partial}:
-        return False
-    checkpoints = parts[CHECKPOINT.parent.name]
-    if checkpoints.exists() and any(checkpoints.iterdir()):
-        return False
-    return not any(file.stat().st_size for file in (parts[LOCK], parts[ROUNDS]) if file.exists())
+    empty = {LOCK, ROUNDS, CHECKPOINT.parent.name}
+    for entry in path.iterdir():
+        holds = any(entry.iterdir()) if entry.is_dir() else entry.stat().st_size > 0
+        if entry.name not in partial and (holds or entry.name not in empty):
+            raise RunFolderError(
+                f"{path} exists and is not empty; choose another --out, or go on with --resume"
+            )
 
 
 @contextmanager

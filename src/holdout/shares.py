@@ -27,8 +27,8 @@ def read_share(value: object) -> Fraction | int:
         raise ValueError("must not be negative")
     if share < 1:
         return share
-    text = value.strip() if isinstance(value, str) else "1"
-    if isinstance(value, float) or share.denominator != 1 or not text.isdecimal():
+    whole = value.strip().isdecimal() if isinstance(value, str) else not isinstance(value, float)
+    if not whole or share.denominator != 1:
         raise ValueError("must be a share below 1, or a whole number of workers")
     return int(share)
 

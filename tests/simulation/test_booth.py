@@ -4,6 +4,7 @@ import itertools
 from dataclasses import replace
 
 import pytest
+from tests.simulation.ballots import looks_at_its_losses
 
 from holdout.attacks import BALLOT_ATTACKS, Lie
 from holdout.attacks.search import strengths
@@ -118,12 +119,6 @@ def test_the_rehearsal_knows_how_its_voters_vote(rule, ballots, scene, play, hon
             passed = len(list(itertools.takewhile(bool, adaptive.verdicts)))
             foreseen = adaptive.verdicts[max(0, passed - 1)]
             assert selected(record, "any") == foreseen, (seed, adaptive.verdicts)
-
-
-def looks_at_its_losses(view):
-    """Votes like the coalition, but makes the rehearsal believe that losses decide."""
-    view.ranking()
-    return BALLOT_ATTACKS["coalition"](view)
 
 
 @pytest.mark.parametrize("passing", ["any", "all"])

@@ -439,15 +439,12 @@ class Choosy(torch.nn.Module):
 @pytest.mark.parametrize("refused", ["batches", "holdout samples"])
 def test_a_model_that_fails_while_it_runs_is_said_to_have_failed(refused, scene, play):
     federation, _ = scene()
-    recipe = federation.workers[0].recipe
-    sizes = {"batches": recipe.batch_size, "holdout samples": None}
+    batch = federation.workers[0].recipe.batch_size
+    # The plan tries a model with few samples; a vote scores those of all voters together.
+    fails = {"batches": lambda n: n == batch, "holdout samples": lambda n: n > 2 * batch}
 
     def model(shape, classes):
-        def fails(count):
-            # The plan tries a model with few samples; a vote scores those of all voters together.
-            return count == sizes[refused] if sizes[refused] else count > 2 * recipe.batch_size
-
-        return Choosy(math.prod(shape), classes, fails)
+        return Choosy(math.prod(shape), classes, fails[refused])
 
     federation, curve = scene(own={"model": model})
     with pytest.raises(PluginError, match="the model raised ValueError: boom"):

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from tests.simulation.ballots import looks_at_its_losses
 
 from holdout import results
 from holdout.agreement import aggregate
@@ -260,12 +261,6 @@ def test_what_the_attacker_foresees_is_what_happens(network):
     bold = [record for record in records if record.gamma]
     assert len(bold) > 2
     assert all(record.byzantine_selected for record in bold)
-
-
-def looks_at_its_losses(view):
-    """Votes like the coalition, but makes the rehearsal ask everybody."""
-    view.ranking()
-    return BALLOT_ATTACKS["coalition"](view)
 
 
 @pytest.mark.parametrize("gate", ["median", "zero", "none"])

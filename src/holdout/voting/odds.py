@@ -12,7 +12,7 @@ from fractions import Fraction
 from holdout.voting.committee import approve_count
 
 EXACT_WORKERS_MAX = 20_000  # Integers grow with n; beyond this, logarithms (to about 1e-9) do.
-FACTORS_MAX = 20_000
+FACTORS_MAX = 20_000  # Of larger draws a sum of all factors takes too long.
 
 
 def hypergeometric_tail(*, workers: int, byzantine: int, drawn: int, at_least: int) -> float:
