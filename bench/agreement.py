@@ -39,12 +39,12 @@ from holdout.agreement.params import Mode, Params, Timing
 from holdout.agreement.player import Player
 from holdout.ids import Digest
 from holdout.seeds import stream
-from holdout.simulation.cluster import Cluster, found, usual_params
-from holdout.simulation.faults import RunType
-from holdout.simulation.fetching import Fetcher
-from holdout.simulation.learners import Learner, Valleys
-from holdout.simulation.nodes import Node
-from holdout.simulation.trial import Trial, run_trial
+from holdout.simulator.cluster import Cluster, found, usual_params
+from holdout.simulator.faults import RunType
+from holdout.simulator.fetching import SimulatedFetcher
+from holdout.simulator.nodes import SimulatedNode
+from holdout.simulator.toy_learners import Learner, Valleys
+from holdout.simulator.trial import Trial, run_trial
 
 SAFETY_RUNS, SAFETY_RUNS_A_MINUTE = 60, 1000
 LARGE, ROUNDS, SECONDS = 100, 10, 60.0
@@ -292,12 +292,12 @@ class _Watched:
         return self.learner.combine(job, model, payloads)
 
 
-class _Counting(Fetcher):
+class _Counting(SimulatedFetcher):
     """Remembers who asked for a model."""
 
     __slots__ = ("_askers",)
 
-    def __init__(self, node: Node, askers: dict[int, None]) -> None:
+    def __init__(self, node: SimulatedNode, askers: dict[int, None]) -> None:
         super().__init__(node)
         self._askers = askers
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from bench.measure import Row, seconds
 from bench.simulated import rounds
-from holdout.experiments.own import Own
+from holdout.experiments.plugins import Plugins
 
 PLOT = Path(__file__).with_name("growth.png")
 SIZES: dict[str, Sequence[int]] = {
@@ -91,7 +91,7 @@ def _seconds(sizes: dict[str, int], data: tuple[Tensor, Tensor, Tensor, Tensor])
         "vote": {"samples": sizes["m_c"]},
         "attack": {"name": "none"},
     }
-    action = rounds(config, Own(data=data, model=factory))
+    action = rounds(config, Plugins(data=data, model=factory))
     return seconds({"round": action}, repetitions=REPETITIONS)["round"]
 
 

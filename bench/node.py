@@ -18,13 +18,13 @@ from typing import Any
 
 from bench.measure import Row
 from holdout.errors import UserError
-from holdout.node.genesis import GENESIS, Network
-from holdout.node.localnet import Node, Plan, prepare, start, stop_all
-from holdout.node.status import ask_status
+from holdout.node.localnet.network import LocalnetPlan, LocalNode, prepare, start, stop_all
+from holdout.node.membership.genesis import GENESIS, Network
+from holdout.node.runtime.status import ask_status
 
 WARM_UP = 3
 PARTS = ("compute", "deadlines", "network", "disk", "crypto", "protocol")
-MODELS = {"mlp": "mlp", "linear": "holdout.node.bundled:linear"}
+MODELS = {"mlp": "mlp", "linear": "holdout.node.localnet.demo_worker:linear"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +63,7 @@ class Measured:
 def measure(nodes: int = 7, rounds: int = 15, model: str = "mlp", stagger: float = 0.0) -> Measured:
     """Run a healthy network for some rounds and look at what it did between two of them."""
     with tempfile.TemporaryDirectory(dir=Path.cwd()) as folder:
-        plan = Plan(
+        plan = LocalnetPlan(
             Path(folder) / "net",
             nodes=nodes,
             rounds=WARM_UP + rounds,
@@ -83,7 +83,7 @@ def measure(nodes: int = 7, rounds: int = 15, model: str = "mlp", stagger: float
         return _compare(first, last, params.payload_bytes)
 
 
-def _reached(nodes: Sequence[Node], number: int, seconds_max: float) -> list[dict[str, Any]]:
+def _reached(nodes: Sequence[LocalNode], number: int, seconds_max: float) -> list[dict[str, Any]]:
     """What each node says as soon as it has decided this round."""
     found: dict[str, dict[str, Any]] = {}
     end = time.monotonic() + seconds_max

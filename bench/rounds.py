@@ -10,7 +10,7 @@ import torch
 from bench.measure import Row
 from bench.simulated import rounds
 from holdout.data.datasets import Dataset, load
-from holdout.experiments.own import Own
+from holdout.experiments.plugins import Plugins
 from holdout.workers import HoldoutScores
 
 WARM_UP, MEASURED = 2, 5
@@ -43,7 +43,7 @@ def _as_large_as_mnist() -> Dataset:
 
 def _scoring_share(rule: str, data: Dataset) -> float:
     config = {"experiment": {"rules": [rule], "baseline": False}}
-    next_round = rounds(config, Own(data=data))
+    next_round = rounds(config, Plugins(data=data))
     for _ in range(WARM_UP):
         next_round()
     with _timed_scoring() as scoring:

@@ -3,13 +3,13 @@
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from holdout.experiments.own import Own
 from holdout.experiments.plan import make_plan
-from holdout.simulation.central import run_round
-from holdout.simulation.stage import first_state
+from holdout.experiments.plugins import Plugins
+from holdout.federation.central import run_round
+from holdout.federation.round_setup import first_state
 
 
-def rounds(values: Mapping[str, Any], own: Own) -> Callable[[], None]:
+def rounds(values: Mapping[str, Any], own: Plugins) -> Callable[[], None]:
     """Each call does the next round of the first curve of a config."""
     plan = make_plan(values, own)
     curve, seed = plan.curves[0]

@@ -16,7 +16,7 @@ from bench import memory, peers
 from bench.measure import Row, seconds
 from bench.simulated import rounds
 from holdout.data.datasets import Dataset, load
-from holdout.experiments.own import Own
+from holdout.experiments.plugins import Plugins
 from holdout.learning.models import lenet5
 
 PROPOSERS = 30
@@ -78,7 +78,7 @@ def _ours(model: str, data: Dataset, rule: str, batch: int, samples: int) -> Cal
         "vote": {"samples": samples},
         "attack": {"name": "none"},
     }
-    return rounds(config, Own(data=data))
+    return rounds(config, Plugins(data=data))
 
 
 def _byzfl(model: str, data: Dataset, rule: str, batch: int, samples: int) -> Callable[[], object]:

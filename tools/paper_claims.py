@@ -21,8 +21,8 @@ from paper_cells import (
 from paper_experiments import EXPERIMENTS, VOTES, names_of
 from paper_results import Strand
 
-from holdout.experiments.committees import plan
 from holdout.experiments.curves import name_of
+from holdout.experiments.sizes_central import plan
 from holdout.voting import Terms
 from holdout.voting.odds import hypergeometric_tail
 

@@ -14,7 +14,7 @@ from paper_experiments import AUTHORS_RULES, EXPERIMENTS, GAMMAS, PAPER, VOTES, 
 from paper_results import FOLDER, Measured, Strand, read
 from PIL import Image
 
-from holdout.experiments.curves import Curve, Round, group, name_of
+from holdout.experiments.curves import CurveResult, Round, group, name_of
 from holdout.experiments.figures import panels_png
 from holdout.experiments.reproduce import FIGURES
 from holdout.results import write_atomic
@@ -57,7 +57,7 @@ def main() -> None:
         write_atomic(FOLDER / "mnist-passing.png", small(passing(results)))
 
 
-def curves(results: Mapping[str, Measured], parts: Parts) -> list[Curve]:
+def curves(results: Mapping[str, Measured], parts: Parts) -> list[CurveResult]:
     """The curves of some rules of some experiments, thinned as they were published."""
     return group(list(_rounds(results, parts)))
 

@@ -21,7 +21,7 @@ from paper_experiments import EXPERIMENTS, Step, queue, steps
 from holdout.config import parse
 from holdout.data.datasets import load
 from holdout.errors import RunFolderError
-from holdout.experiments.own import Own
+from holdout.experiments.plugins import Plugins
 from holdout.experiments.runner import Progress, environment, run
 from holdout.results import CONFIG, ROUNDS
 
@@ -56,7 +56,7 @@ def main() -> int:
 
 def work(chosen: Iterable[Step], *, data: Path, runs: Path) -> list[str]:
     """Bring each curve where its step says; what could not be run, and why."""
-    sets: dict[str, Own] = {}
+    sets: dict[str, Plugins] = {}
     failures = []
     for step in chosen:
         folder = step.folder(runs)
@@ -65,7 +65,7 @@ def work(chosen: Iterable[Step], *, data: Path, runs: Path) -> list[str]:
         values = step.experiment.values(rule=step.rule, seed=step.seed, data=data)
         name = values["data"]["name"]
         if name not in sets:
-            sets[name] = Own(data=load(name, path=data / name, normalise=False))
+            sets[name] = Plugins(data=load(name, path=data / name, normalise=False))
         try:
             accuracy = _go_on(step, folder, values, sets[name])
         except RunFolderError as error:
@@ -77,7 +77,7 @@ def work(chosen: Iterable[Step], *, data: Path, runs: Path) -> list[str]:
     return failures
 
 
-def _go_on(step: Step, folder: Path, values: dict[str, Any], own: Own) -> str:
+def _go_on(step: Step, folder: Path, values: dict[str, Any], own: Plugins) -> str:
     """Run a curve from where it is; its last accuracy."""
     last = "no accuracy"
 

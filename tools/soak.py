@@ -15,7 +15,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-import holdout.simulation.trial  # noqa: F401 - For what it loads: see `_version`.
+import holdout.simulator.trial  # noqa: F401 - For what it loads: see `_version`.
 from holdout.results import write_atomic
 
 ROOT = Path(__file__).parent.parent

@@ -253,7 +253,7 @@ def _refuse(message: str) -> NoReturn:
 
 
 def _plan(options: argparse.Namespace) -> None:
-    from holdout.experiments import committees, lottery
+    from holdout.experiments import sizes_central, sizes_decentralized
 
     central = {"--delta": options.delta, "--committee": options.committee}
     decentralized = {
@@ -268,9 +268,9 @@ def _plan(options: argparse.Namespace) -> None:
                 if options.decentralized
                 else f"{name} needs --decentralized; without it say --delta"
             )
-    plan: lottery.LotteryPlan | committees.CommitteePlan
+    plan: sizes_decentralized.LotteryPlan | sizes_central.CommitteePlan
     if options.decentralized:
-        plan = lottery.plan(
+        plan = sizes_decentralized.plan(
             workers=options.workers,
             byzantine=options.byzantine,
             rounds=options.rounds,
@@ -280,7 +280,7 @@ def _plan(options: argparse.Namespace) -> None:
     elif options.delta is None:
         raise UserError("plan needs --delta D, or --decentralized")
     else:
-        plan = committees.plan(
+        plan = sizes_central.plan(
             workers=options.workers,
             byzantine=options.byzantine,
             rounds=options.rounds,
@@ -326,7 +326,7 @@ def _simulate(options: argparse.Namespace) -> int:
 
 def _report(options: argparse.Namespace) -> None:
     from holdout.experiments.curves import final_table, group
-    from holdout.experiments.findings import unfinished
+    from holdout.experiments.headlines import unfinished
     from holdout.experiments.report import write_report
     from holdout.results import CONFIG, read_run
     from holdout.terminal import print_table
@@ -346,7 +346,7 @@ def _report(options: argparse.Namespace) -> None:
 def _report_figure(folder: Path) -> bool:
     """What `reproduce` made; whether it is that."""
     from holdout.experiments.curves import group
-    from holdout.experiments.findings import unfinished
+    from holdout.experiments.headlines import unfinished
     from holdout.experiments.reproduce import FIGURES, draw, figure_in
     from holdout.results import read_run
 

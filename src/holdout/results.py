@@ -49,7 +49,7 @@ class Checkpoint:
 
 
 @dataclass(frozen=True, slots=True)
-class Mark:
+class ResultsMark:
     """A length of `results.jsonl` and the hash of what it holds up to there."""
 
     length: int
@@ -104,7 +104,7 @@ class RunFolder:
         self._rounds = (path / ROUNDS).open("ab")
         self._digest = hashlib.sha256((path / ROUNDS).read_bytes())
 
-    def append(self, record: Mapping[str, Any]) -> Mark:
+    def append(self, record: Mapping[str, Any]) -> ResultsMark:
         """Stream one round's line; how far the results go with it."""
         line = (to_json(record) + "\n").encode()
         self._rounds.write(line)
@@ -112,11 +112,11 @@ class RunFolder:
         self._digest.update(line)
         return self.mark()
 
-    def mark(self) -> Mark:
+    def mark(self) -> ResultsMark:
         """How far the results go now."""
-        return Mark(self._rounds.tell(), self._digest.hexdigest())
+        return ResultsMark(self._rounds.tell(), self._digest.hexdigest())
 
-    def save(self, checkpoint: Checkpoint, mark: Mark) -> None:
+    def save(self, checkpoint: Checkpoint, mark: ResultsMark) -> None:
         """Make the results durable, and the checkpoint the place to go on from after `mark`."""
         os.fsync(self._rounds.fileno())
         meta = {

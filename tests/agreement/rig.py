@@ -13,16 +13,16 @@ from holdout.agreement.ed25519 import Ed25519Signer, Ed25519Verifier
 from holdout.agreement.events import Combined
 from holdout.agreement.keys import SimulatedKeys
 from holdout.agreement.messages import (
-    Ballot,
+    BallotMessage,
     Bundle,
     Entry,
     Envelope,
     HeadAnswer,
     Kind,
     Lead,
-    Mark,
     Update,
     Vote,
+    VoteSignature,
     ballot_part,
     head_part,
     lead_part,
@@ -127,7 +127,7 @@ class Network:
         entries = tuple(Entry(*pair) for pair in named)
         part = ballot_part(self.chain, self.tip.round, worker, model, entries)
         envelope = self.signed(Kind.BALLOT, part, worker, self.proof(worker, Role.VOTER))
-        return Ballot(self.chain, self.tip.round, worker, model, entries, envelope)
+        return BallotMessage(self.chain, self.tip.round, worker, model, entries, envelope)
 
     def lead(self, worker, value=b"b" * 32, period=0, original=0):
         part = lead_part(self.chain, self.tip.round, period, worker, original, value)
@@ -143,7 +143,9 @@ class Network:
 
     def bundle(self, workers, step, value=b"b" * 32, period=0):
         votes = [self.vote(worker, step, value, period) for worker in workers]
-        marks = tuple(Mark(v.worker, v.envelope.signature, v.envelope.proof) for v in votes)
+        marks = tuple(
+            VoteSignature(v.worker, v.envelope.signature, v.envelope.proof) for v in votes
+        )
         return Bundle(self.chain, self.tip.round, period, step, value, marks)
 
     def head_answer(self, worker, nonce=b"n" * 32, round_number=3):

@@ -3,7 +3,7 @@
 from hypothesis import strategies as st
 
 from holdout.agreement.messages import (
-    Ballot,
+    BallotMessage,
     Behind,
     Bundle,
     Entry,
@@ -16,10 +16,10 @@ from holdout.agreement.messages import (
     HeadQuery,
     Kind,
     Lead,
-    Mark,
     Step,
     Update,
     Vote,
+    VoteSignature,
     ballot_part,
     head_part,
     kind_of,
@@ -50,7 +50,7 @@ def ascending(items, key):
 
 
 entries = ascending(st.builds(Entry, u32s, digests), lambda entry: entry.proposer)
-marks = ascending(st.builds(Mark, u32s, signatures, proofs), lambda mark: mark.worker)
+marks = ascending(st.builds(VoteSignature, u32s, signatures, proofs), lambda mark: mark.worker)
 
 
 @st.composite
@@ -83,7 +83,7 @@ def bundles(draw):
 
 updates = _signed(Update, Kind.UPDATE, update_part, digests, u64s, u32s, digests, digests, u64s)
 ballots = _signed(
-    Ballot, Kind.BALLOT, ballot_part, digests, u64s, u32s, digests, entries.filter(len)
+    BallotMessage, Kind.BALLOT, ballot_part, digests, u64s, u32s, digests, entries.filter(len)
 )
 head_answers = _signed(HeadAnswer, Kind.HEAD_ANSWER, head_part, digests, digests, u32s, u64s)
 envelopes = st.one_of(updates, ballots, leads(), votes()).map(lambda message: message.envelope)

@@ -6,7 +6,7 @@ import pytest
 
 from holdout.agreement.codec import BOTTOM
 from holdout.agreement.draws import Draws, slot
-from holdout.agreement.events import Fault
+from holdout.agreement.events import MessageFault
 from holdout.agreement.messages import Evidence, Kind, Step
 from holdout.agreement.params import Mode, RoleDraw
 from holdout.agreement.sortition import Role, drawn
@@ -77,33 +77,38 @@ class TestSignedMessages:
     def test_one_of_another_network_is_refused(self, kind):
         net = Network()
         stranger = Network(rates=(0.125,))
-        assert net.draws.fault(signed_messages(stranger, 3)[kind]) is Fault.WRONG_CHAIN
+        assert net.draws.fault(signed_messages(stranger, 3)[kind]) is MessageFault.WRONG_CHAIN
 
     def test_one_of_somebody_outside_the_roster_is_refused(self, kind):
         net = Network(7)
-        assert net.draws.fault(signed_messages(net, 7)[kind]) is Fault.UNKNOWN_WORKER
+        assert net.draws.fault(signed_messages(net, 7)[kind]) is MessageFault.UNKNOWN_WORKER
 
     def test_one_of_another_round_is_refused(self, kind):
         net = Network()
         draws = net.draws
         message = signed_messages(net.with_tip(round=2), 3)[kind]
-        assert draws.fault(message) is Fault.STALE
+        assert draws.fault(message) is MessageFault.STALE
 
     def test_a_wrong_signature_is_refused(self, kind):
         net = Network()
         message = signed_messages(net, 3)[kind]
-        assert net.draws.fault(with_envelope(message, signature=WRONG)) is Fault.WRONG_SIGNATURE
+        assert (
+            net.draws.fault(with_envelope(message, signature=WRONG)) is MessageFault.WRONG_SIGNATURE
+        )
 
     def test_somebody_elses_signature_is_refused(self, kind):
         net = Network()
         message = signed_messages(net, 3)[kind]
         forged = net.keys.signer(4).sign(message.envelope.signed)
-        assert net.draws.fault(with_envelope(message, signature=forged)) is Fault.WRONG_SIGNATURE
+        assert (
+            net.draws.fault(with_envelope(message, signature=forged))
+            is MessageFault.WRONG_SIGNATURE
+        )
 
     def test_a_real_signature_over_other_bytes_is_refused(self, kind, real):
         message, another = signed_messages(real, 3)[kind], signed_messages(real, 4)[kind]
         forged = with_envelope(message, signature=another.envelope.signature)
-        assert real.draws.fault(forged) is Fault.WRONG_SIGNATURE
+        assert real.draws.fault(forged) is MessageFault.WRONG_SIGNATURE
 
 
 ROLES = [
@@ -121,7 +126,7 @@ class TestCredentials:
     ):
         held, rest = drawn_and_not(real, role, period, step)
         assert real.draws.fault(signed_messages(real, held)[kind]) is None
-        assert real.draws.fault(signed_messages(real, rest)[kind]) is Fault.NOT_DRAWN
+        assert real.draws.fault(signed_messages(real, rest)[kind]) is MessageFault.NOT_DRAWN
 
     def test_a_proof_for_another_role_period_or_step_does_not_help(
         self, real, kind, role, period, step
@@ -139,7 +144,7 @@ class TestCredentials:
             wrong += [real.proof(held, role, 1, step), real.proof(held, role, 2, Step.DOWN)]
         assert message.envelope.proof not in wrong
         for proof in wrong:
-            assert real.draws.fault(with_envelope(message, proof=proof)) is Fault.NOT_DRAWN
+            assert real.draws.fault(with_envelope(message, proof=proof)) is MessageFault.NOT_DRAWN
 
     def test_somebody_elses_proof_a_damaged_one_or_none_does_not_help(
         self, real, kind, role, period, step
@@ -149,14 +154,14 @@ class TestCredentials:
         good = message.envelope.proof
         damaged = bytes([good[0] ^ 1]) + good[1:]
         for proof in (real.proof(rest, role, period, step), damaged, good[:-1], bytes(80), b""):
-            assert real.draws.fault(with_envelope(message, proof=proof)) is Fault.NOT_DRAWN
+            assert real.draws.fault(with_envelope(message, proof=proof)) is MessageFault.NOT_DRAWN
 
     def test_a_proof_of_another_seed_does_not_help(self, real, kind, role, period, step):
         held, _ = drawn_and_not(real, role, period, step)
         draws = Draws(
             real.genesis, real.verifier, round_number=real.tip.round, seed=other(real.seed_in)
         )
-        assert draws.fault(signed_messages(real, held)[kind]) is Fault.NOT_DRAWN
+        assert draws.fault(signed_messages(real, held)[kind]) is MessageFault.NOT_DRAWN
 
 
 @pytest.mark.parametrize(("role", "period", "step"), [row[1:] for row in ROLES], ids=str)
@@ -178,7 +183,7 @@ def test_a_credential_is_checked_once_and_a_bad_one_does_not_spoil_the_good_one(
     draws = net.draws
     held, _ = drawn_and_not(net, Role.LEADER)
     lead = net.lead(held)
-    assert draws.fault(with_envelope(lead, proof=b"wrong")) is Fault.NOT_DRAWN
+    assert draws.fault(with_envelope(lead, proof=b"wrong")) is MessageFault.NOT_DRAWN
     assert draws.fault(lead) is None
     before = net.verifier.vrf_checks
     assert draws.fault(lead) is None
@@ -222,7 +227,7 @@ def test_roles_of_a_fixed_number_are_drawn_publicly():
         own = draws.own(net.keys.signer(worker), Role.VOTER, worker)
         assert own == (b"" if worker in voters else None)
         ballot = with_envelope(net.ballot(worker, [net.update(proposers[0])]), proof=b"x")
-        assert draws.fault(ballot) is Fault.NOT_DRAWN
+        assert draws.fault(ballot) is MessageFault.NOT_DRAWN
 
 
 def test_secret_roles_are_expected_of_nobody_in_particular():
@@ -275,15 +280,15 @@ class TestBundles:
         bundle = net.bundle(listed[:quorum], Step.CERT)
         assert net.draws.verify_bundle(decode(bundle.encode())) == bundle
         few = net.bundle(listed[: quorum - 1], Step.CERT)
-        assert self.verdict(net, few) is Fault.NO_QUORUM
-        assert self.verdict(net, net.bundle([], Step.CERT)) is Fault.NO_QUORUM
+        assert self.verdict(net, few) is MessageFault.NO_QUORUM
+        assert self.verdict(net, net.bundle([], Step.CERT)) is MessageFault.NO_QUORUM
 
     def test_a_vote_of_somebody_who_is_not_in_the_committee_spoils_it(self, mode):
         net = committees()[mode]
         listed, rest = self.members(net)
         chosen = sorted([*listed[: net.params.quorum - 1], *rest[:1]])
         found = self.verdict(net, net.bundle(chosen, Step.CERT))
-        assert found is (Fault.NOT_DRAWN if rest else Fault.NO_QUORUM)
+        assert found is (MessageFault.NOT_DRAWN if rest else MessageFault.NO_QUORUM)
 
     def test_a_wrong_signature_among_enough_good_ones_spoils_it(self, mode):
         net = committees()[mode]
@@ -292,7 +297,7 @@ class TestBundles:
         *good, last = bundle.marks
         for wrong in (WRONG, good[0].signature):
             marks = (*good, replace(last, signature=wrong))
-            assert self.verdict(net, replace(bundle, marks=marks)) is Fault.WRONG_SIGNATURE
+            assert self.verdict(net, replace(bundle, marks=marks)) is MessageFault.WRONG_SIGNATURE
 
     @pytest.mark.parametrize(
         "change",
@@ -303,17 +308,19 @@ class TestBundles:
         net = committees()[mode]
         listed, _ = self.members(net)
         bundle = net.bundle(listed[: net.params.quorum], Step.CERT)
-        assert self.verdict(net, replace(bundle, **change)) is Fault.WRONG_SIGNATURE
+        assert self.verdict(net, replace(bundle, **change)) is MessageFault.WRONG_SIGNATURE
 
     def test_a_stranger_another_round_and_another_network_are_refused(self, mode):
         net = committees()[mode]
         n = net.params.workers
         listed, _ = self.members(net)
         bundle = net.bundle([*listed[: net.params.quorum - 1], n], Step.CERT)
-        assert self.verdict(net, bundle) is Fault.UNKNOWN_WORKER
+        assert self.verdict(net, bundle) is MessageFault.UNKNOWN_WORKER
         bundle = net.bundle(listed[: net.params.quorum], Step.CERT)
-        assert self.verdict(net, replace(bundle, round=2)) is Fault.STALE
-        assert self.verdict(net, replace(bundle, chain=other(net.chain))) is Fault.WRONG_CHAIN
+        assert self.verdict(net, replace(bundle, round=2)) is MessageFault.STALE
+        assert (
+            self.verdict(net, replace(bundle, chain=other(net.chain))) is MessageFault.WRONG_CHAIN
+        )
 
     def test_votes_seen_before_are_not_checked_again(self, mode):
         net = committees()[mode]
@@ -376,31 +383,31 @@ class TestEvidence:
         for first, second in ((one, two), (two, one)):
             forged = replace(second.envelope, signature=WRONG)
             evidence = Evidence.of(first.envelope, forged)
-            assert net.draws.convict(evidence) is Fault.WRONG_SIGNATURE
+            assert net.draws.convict(evidence) is MessageFault.WRONG_SIGNATURE
 
     def test_one_message_signed_twice_convicts_nobody(self, kind):
         net = Network()
         one, _ = pairs(net)[kind]
         again = replace(one.envelope, signature=WRONG)
-        assert net.draws.convict(Evidence.of(one.envelope, again)) is Fault.NO_EVIDENCE
+        assert net.draws.convict(Evidence.of(one.envelope, again)) is MessageFault.NO_EVIDENCE
 
     def test_messages_of_two_workers_convict_nobody(self, kind):
         net = Network()
         one, two = pairs(net, 3)[kind][0], pairs(net, 4)[kind][1]
         evidence = Evidence.of(one.envelope, two.envelope)
-        assert net.draws.convict(evidence) is Fault.NO_EVIDENCE
+        assert net.draws.convict(evidence) is MessageFault.NO_EVIDENCE
 
     def test_messages_of_another_round_convict_nobody_in_this_one(self, kind):
         net = Network()
         draws = net.draws
         one, two = pairs(net.with_tip(round=2))[kind]
-        assert draws.convict(Evidence.of(one.envelope, two.envelope)) is Fault.STALE
+        assert draws.convict(Evidence.of(one.envelope, two.envelope)) is MessageFault.STALE
 
     def test_bytes_that_hold_no_message_convict_nobody(self, kind):
         net = Network()
         one, _ = pairs(net)[kind]
         junk = replace(one.envelope, signed=b"junk")
-        assert net.draws.convict(Evidence.of(one.envelope, junk)) is Fault.MALFORMED
+        assert net.draws.convict(Evidence.of(one.envelope, junk)) is MessageFault.MALFORMED
 
 
 def test_votes_in_two_periods_or_steps_are_no_offence():
@@ -408,11 +415,11 @@ def test_votes_in_two_periods_or_steps_are_no_offence():
     vote = net.vote(3, Step.SOFT)
     for another in (net.vote(3, Step.SOFT, b"c" * 32, 1), net.vote(3, Step.CERT, b"c" * 32)):
         evidence = Evidence.of(vote.envelope, another.envelope)
-        assert net.draws.convict(evidence) is Fault.NO_EVIDENCE
+        assert net.draws.convict(evidence) is MessageFault.NO_EVIDENCE
         assert slot(vote) != slot(another)
 
 
 def test_a_worker_that_was_not_drawn_cannot_be_convicted_for_what_did_not_count(real):
     _, rest = drawn_and_not(real, Role.PROPOSER)
     one, two = pairs(real, rest)[Kind.UPDATE]
-    assert real.draws.convict(Evidence.of(one.envelope, two.envelope)) is Fault.NOT_DRAWN
+    assert real.draws.convict(Evidence.of(one.envelope, two.envelope)) is MessageFault.NOT_DRAWN

@@ -36,8 +36,8 @@ from holdout.agreement.messages import (
     Finished,
     GetBlocks,
     Kind,
-    Mark,
     Step,
+    VoteSignature,
     lead_part,
     vote_part,
 )
@@ -218,7 +218,7 @@ def test_of_the_coming_round_eight_messages_of_each_worker_are_kept():
             faults += faults_of(player.handle(ev.Received(liar, envelope.encode()), 0))
     kept = Limits().early * len(LIARS)
     assert player.held() - before == kept
-    assert set(faults) >= {ev.Fault.SURPLUS}
+    assert set(faults) >= {ev.MessageFault.SURPLUS}
     assert player._early.size() == kept
 
 
@@ -227,7 +227,7 @@ def finished_of(world, number, *, chain=None, workers=range(5)):
     chain = chain or world.genesis.chain
     block = read_block(world.blobs[next(iter(world.lead_values.values()))])
     header = replace(block.header, round=number, chain=chain)
-    marks = tuple(Mark(worker, bytes(64), b"") for worker in workers)
+    marks = tuple(VoteSignature(worker, bytes(64), b"") for worker in workers)
     certificate = Bundle(chain, number, 0, Step.CERT, header.digest, marks)
     return Finished(header.encode(), certificate).encode()
 
@@ -240,9 +240,9 @@ def test_certificates_before_their_turn_are_kept_for_fifty_rounds_and_only_plaus
     assert player._following.size() <= Limits().blocks_per_answer
     held = player.held()
     for options, fault in (
-        ({"chain": b"c" * 32}, ev.Fault.WRONG_CHAIN),
-        ({"workers": range(3)}, ev.Fault.NO_QUORUM),
-        ({"workers": range(4, 40)}, ev.Fault.UNKNOWN_WORKER),
+        ({"chain": b"c" * 32}, ev.MessageFault.WRONG_CHAIN),
+        ({"workers": range(3)}, ev.MessageFault.NO_QUORUM),
+        ({"workers": range(4, 40)}, ev.MessageFault.UNKNOWN_WORKER),
     ):
         found = faults_of(player.handle(ev.Received(5, finished_of(world, 9, **options)), 0))
         assert found == [fault]

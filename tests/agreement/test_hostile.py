@@ -21,15 +21,15 @@ from holdout.agreement.messages import (
     GetBlocks,
     GetUpdates,
     Kind,
-    Mark,
     Step,
+    VoteSignature,
     ballot_part,
     head_part,
     lead_part,
     update_part,
     vote_part,
 )
-from holdout.agreement.validation import Verdict
+from holdout.agreement.validation import Validity
 
 
 def _blocked() -> bytes:
@@ -88,7 +88,7 @@ class Liar:
 
     def marks(self):
         workers = sorted({self.number(32) for _ in range(4)})
-        return tuple(Mark(worker, bytes(64), self.proof) for worker in workers)
+        return tuple(VoteSignature(worker, bytes(64), self.proof) for worker in workers)
 
     def bundle(self):
         return Bundle(self.chain, *self.place(), self.number(8), self.value(), self.marks())
@@ -187,4 +187,4 @@ def test_no_block_whatever_it_says_makes_a_player_raise(draw):
         block.selection,
     )
     if header != block.header or not same:
-        assert player._round.validation.verdict(header.digest) is not Verdict.VALID
+        assert player._round.validation.verdict(header.digest) is not Validity.VALID

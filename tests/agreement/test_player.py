@@ -13,7 +13,7 @@ from holdout.agreement.attendance import PATIENCE
 from holdout.agreement.codec import BOTTOM
 from holdout.agreement.draws import slot
 from holdout.agreement.messages import (
-    Ballot,
+    BallotMessage,
     GetBlocks,
     GetUpdates,
     Lead,
@@ -153,7 +153,10 @@ def _check_own(world: World, who: int, signed: dict[tuple[object, ...], bytes]) 
                 durable = action.safety
             elif isinstance(action, ev.Broadcast):
                 message = decode(action.data).claim
-                if isinstance(message, Update | Ballot | Lead | Vote) and message.worker == who:
+                if (
+                    isinstance(message, Update | BallotMessage | Lead | Vote)
+                    and message.worker == who
+                ):
                     key = slot(message)
                     assert signed.setdefault(key, message.envelope.signed) == (
                         message.envelope.signed
@@ -205,7 +208,7 @@ def test_a_range_of_rounds_that_is_none_is_a_counted_rejection(first, last):
     world = started()
     question = GetBlocks(world.genesis.chain, first, last)
     actions = world.players[0].handle(ev.Received(1, question.encode()), world.now)
-    assert actions == [ev.Reject(1, ev.Fault.MALFORMED)]
+    assert actions == [ev.Reject(1, ev.MessageFault.MALFORMED)]
 
 
 @pytest.mark.parametrize("voted", [True, False])
@@ -243,7 +246,7 @@ def test_the_gradients_that_a_ballot_approves_are_on_disk_before_it_leaves():
                 written.update(digest for kind, digest in action.blobs if kind.name == "PAYLOAD")
             elif isinstance(action, ev.Broadcast):
                 message = decode(action.data).claim
-                if isinstance(message, Ballot) and message.worker == worker:
+                if isinstance(message, BallotMessage) and message.worker == worker:
                     sent.append(message)
                     assert {payload_of[e.update_id] for e in message.entries} <= written
         assert sent

@@ -11,13 +11,13 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from holdout.agreement import sizing
-from holdout.agreement.chances import binomial, hypergeometric
 from holdout.agreement.codec import digest
 from holdout.agreement.guarantees import committee_odds, limits, shortfalls
 from holdout.agreement.keys import SimulatedKeys
 from holdout.agreement.params import Mode, RoleDraw
-from holdout.agreement.sizing import Committee, Risk, Voters, sizes
+from holdout.agreement.sizing import CommitteeSize, Risk, Voters, sizes
 from holdout.agreement.sortition import Role, alpha, drawn, shuffled
+from holdout.agreement.tails import binomial, hypergeometric
 from holdout.errors import InfeasibleError, UserError
 
 # The tables are for an unbiased seed.
@@ -81,7 +81,7 @@ def test_the_table_of_consensus_committees_is_recomputed(row):
     (n, tenths), (liars,), (quorum,), *shown = row
     n, liars = int(n), int(liars)
     assert liars == sizing.check_population(n, Fraction(int(tenths), 10))
-    assert sizing.committee(n, liars, STRICT, Mode.ALL) == Committee(n, int(quorum))
+    assert sizing.committee(n, liars, STRICT, Mode.ALL) == CommitteeSize(n, int(quorum))
     made = [
         sizing.shuffled_committee(n, liars, STRICT),
         sizing.shuffled_committee(n, liars, RELAXED),
@@ -168,7 +168,7 @@ def test_a_public_committee_is_the_smallest(n, liars, risk):
 
     expected = next((found for found in map(pair, range(1, n)) if found), None)
     made = sizing.shuffled_committee(n, liars, risk)
-    assert made == Committee(*expected or (n, 2 * n // 3 + 1))
+    assert made == CommitteeSize(*expected or (n, 2 * n // 3 + 1))
 
 
 @settings(max_examples=25)
@@ -215,7 +215,7 @@ def test_quorums_of_everybody_meet_in_an_honest_worker_and_need_no_liar():
         for liars in range((n - 1) // 3 + 1):
             assert 2 * quorum > n + liars
             assert n - liars >= quorum
-            assert committee_odds(n, liars, Mode.ALL, Committee(n, quorum)) == (0.0, 0.0)
+            assert committee_odds(n, liars, Mode.ALL, CommitteeSize(n, quorum)) == (0.0, 0.0)
         too_many = (n - 1) // 3 + 1
         assert 2 * quorum <= n + too_many or n - too_many < quorum
         with pytest.raises(InfeasibleError, match="3B \\+ 1"):
@@ -224,7 +224,7 @@ def test_quorums_of_everybody_meet_in_an_honest_worker_and_need_no_liar():
 
 def test_one_vote_less_is_too_few_at_the_limit():
     for n in range(4, 201, 3):
-        unsafe, _ = committee_odds(n, (n - 1) // 3, Mode.ALL, Committee(n, 2 * n // 3))
+        unsafe, _ = committee_odds(n, (n - 1) // 3, Mode.ALL, CommitteeSize(n, 2 * n // 3))
         assert unsafe == 1.0
 
 
@@ -288,7 +288,7 @@ def test_probabilities_are_the_frequencies_of_random_draws():
     assert near((honest <= byzantine + 6).sum(), shifted_majority(n, liars, tau, 6))
     assert near((honest <= byzantine).sum(), sizing.no_majority(n, liars, tau))
     in_public = dice.hypergeometric(liars, n - liars, 12, runs)
-    unsafe, stuck = committee_odds(n, liars, Mode.SHUFFLE, Committee(12, 8))
+    unsafe, stuck = committee_odds(n, liars, Mode.SHUFFLE, CommitteeSize(12, 8))
     assert near((12 - in_public + 2 * in_public >= 16).sum(), unsafe)
     assert near((12 - in_public < 8).sum(), stuck)
 
@@ -328,7 +328,7 @@ def test_a_run_allows_for_a_biased_seed():
     )
     assert Risk().unsafe == STRICT.unsafe / 4
     assert Risk().stuck == STRICT.stuck / 4
-    assert unbiased.committee == Committee(209, 142)
+    assert unbiased.committee == CommitteeSize(209, 142)
     assert biased.committee.size > 209
     assert biased.voters.size > unbiased.voters.size == 167
 
@@ -393,7 +393,7 @@ def test_planned_sizes_fall_short_of_nothing(mode, draw):
 def test_everybody_falls_short_of_nothing_however_drawn():
     for mode in Mode:
         made = sizes(n=100, f=33, risk=STRICT, mode=mode)
-        assert made.committee == Committee(100, 67)
+        assert made.committee == CommitteeSize(100, 67)
         assert shortfalls(made, n=100, f=33, risk=STRICT) == ()
 
 
@@ -401,29 +401,29 @@ def small(**changes):
     made = {
         "mode": Mode.SHUFFLE,
         "role_draw": RoleDraw.FIXED,
-        "committee": Committee(200, 142),
+        "committee": CommitteeSize(200, 142),
         "proposers": 51,
         "voters": Voters(88, 52, 41),
         "leaders": 20,
     }
-    return sizing.Sizes(**made | changes)
+    return sizing.NetworkSizes(**made | changes)
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
         (
-            {"committee": Committee(209, 100)},
+            {"committee": CommitteeSize(209, 100)},
             "quorum 100 could certify two blocks with probability 1 ",
         ),
-        ({"committee": Committee(209, 180)}, "quorum 180 cannot certify any block"),
+        ({"committee": CommitteeSize(209, 180)}, "quorum 180 cannot certify any block"),
         ({"proposers": 12}, "12 proposers lack an honest majority"),
         ({"voters": Voters(10, 1, 0)}, "10 voters lack an honest majority"),
         ({"voters": Voters(88, 70, 41)}, "fewer than M_min = 70 honest voters"),
         ({"voters": Voters(88, 52, 20)}, "more than b_max = 20 Byzantine voters"),
         ({"voters": Voters(88, 40, 41)}, r"over the floor of b_max \+ 1 = 42"),
         (
-            {"mode": Mode.SELF, "committee": Committee(200, 142)},
+            {"mode": Mode.SELF, "committee": CommitteeSize(200, 142)},
             "could certify two blocks|cannot certify",
         ),
         (

@@ -17,9 +17,9 @@ from holdout.agreement.messages import (
     Evidence,
     Kind,
     Lead,
-    Mark,
     Step,
     Vote,
+    VoteSignature,
 )
 from holdout.errors import InvalidMessage
 
@@ -123,7 +123,7 @@ def test_a_ballot_is_sorted_names_each_proposer_once_and_is_not_empty():
 
 
 def test_a_bundle_is_sorted_and_names_each_worker_once():
-    one, two = Mark(1, bytes(64), b""), Mark(2, bytes(64), b"")
+    one, two = VoteSignature(1, bytes(64), b""), VoteSignature(2, bytes(64), b"")
     bundle = messages.Bundle(BLOCK, 1, 0, Step.CERT, BLOCK, (one, two))
     wire.decode(bundle.encode())
     for marks in [(two, one), (one, one)]:

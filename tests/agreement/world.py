@@ -15,7 +15,7 @@ from holdout.agreement import events as ev
 from holdout.agreement.codec import BOTTOM
 from holdout.agreement.keys import SimulatedKeys
 from holdout.agreement.messages import (
-    Ballot,
+    BallotMessage,
     Bundle,
     Entry,
     Envelope,
@@ -23,10 +23,10 @@ from holdout.agreement.messages import (
     Finished,
     Kind,
     Lead,
-    Mark,
     Step,
     Update,
     Vote,
+    VoteSignature,
     ballot_part,
     kind_of,
     lead_part,
@@ -59,7 +59,7 @@ class World:
     names: dict[bytes, str] = field(default_factory=dict)
     blobs: dict[bytes, bytes] = field(default_factory=dict)
     disks: dict[int, tuple[bytes | None, list[Finished]]] = field(default_factory=dict)
-    votes: dict[tuple[int, int, int, bytes], dict[int, Mark]] = field(default_factory=dict)
+    votes: dict[tuple[int, int, int, bytes], dict[int, VoteSignature]] = field(default_factory=dict)
     commits: dict[int, dict[int, bytes]] = field(default_factory=dict)
     history: dict[int, list[tuple[ev.Event, int, list[ev.Action]]]] = field(default_factory=dict)
     """All that a player was fed since it started, and what it asked for."""
@@ -147,7 +147,7 @@ class World:
             case ev.Commit():
                 self.commits.setdefault(action.round, {})[worker] = action.value
                 self.log.append(f"{letter(worker)} commits {self.name(action.value)}")
-            case ev.Report():
+            case ev.ReportEvidence():
                 kind = action.evidence.first.kind.name.lower()
                 self.log.append(
                     f"{letter(worker)} caught {letter(action.worker)}: two {kind}s in one slot"
@@ -214,7 +214,7 @@ class World:
         match message:
             case Update():
                 return "UPDATE"
-            case Ballot():
+            case BallotMessage():
                 return "BALLOT"
             case Lead():
                 again = "" if message.original_period == message.period else " again"
@@ -235,12 +235,12 @@ class World:
             self.record(message)
         if isinstance(message, Lead):
             self.lead_values[worker] = message.value
-        if not isinstance(message, Update | Ballot):
+        if not isinstance(message, Update | BallotMessage):
             self.log.append(f"{letter(worker)} says {self.describe(data)}")
 
     def record(self, vote: Vote) -> None:
         key = (vote.round, vote.period, vote.step, vote.value)
-        mark = Mark(vote.worker, vote.envelope.signature, vote.envelope.proof)
+        mark = VoteSignature(vote.worker, vote.envelope.signature, vote.envelope.proof)
         self.votes.setdefault(key, {})[vote.worker] = mark
 
     # -- what a script may do -------------------------------------------------------------------

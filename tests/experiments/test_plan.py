@@ -10,9 +10,9 @@ import torch
 
 from holdout.data.datasets import Dataset, load
 from holdout.errors import ConfigError, DataError
-from holdout.experiments.lookups import terms_of
-from holdout.experiments.own import Own
 from holdout.experiments.plan import make_plan
+from holdout.experiments.plugins import Plugins
+from holdout.experiments.resolve_names import terms_of
 from holdout.voting import Gate, Quorum, Terms
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
@@ -138,7 +138,7 @@ def test_own_workers_take_the_place_of_honest_ones_only(data):
         wrapped.append(inner.worker_id)
         return inner
 
-    plan = make_plan(tiny.values(data), Own(worker=worker))
+    plan = make_plan(tiny.values(data), Plugins(worker=worker))
     curve, seed = plan.curves[1]
     wrapped.clear()
     federation = plan.federation(curve, seed)
@@ -327,9 +327,9 @@ def test_own_data_as_an_object_needs_no_name_and_is_checked_for_size(data):
     dataset = load("npz", path=data)
     values = tiny.values(data)
     values["data"] = {"samples_per_worker": 30, "normalise": False}
-    assert make_plan(values, Own(data=dataset)).dataset is dataset
+    assert make_plan(values, Plugins(data=dataset)).dataset is dataset
     values["data"] = {"samples_per_worker": 121}
-    assert problems(values, Own(data=dataset)) == [
+    assert problems(values, Plugins(data=dataset)) == [
         "data.samples_per_worker = 121: at most the 120 training rows of npz"
     ]
 
@@ -337,7 +337,7 @@ def test_own_data_as_an_object_needs_no_name_and_is_checked_for_size(data):
 def test_own_data_is_normalised_as_the_config_says(data):
     values = tiny.values(data, data={"normalise": True})
     raw = load("npz", path=data, normalise=False)
-    named, passed = make_plan(values), make_plan(values, Own(data=raw))
+    named, passed = make_plan(values), make_plan(values, Plugins(data=raw))
     assert torch.equal(named.dataset.x_train, passed.dataset.x_train)
     assert not torch.equal(raw.x_train, passed.dataset.x_train)
 
@@ -346,7 +346,7 @@ def test_own_data_that_looks_like_mnist_is_not_taken_for_it(data):
     x, y = torch.zeros(70_000, 1), torch.arange(70_000) % 2
     values = tiny.values(data)
     values["data"] = {"samples_per_worker": 65_000}
-    make_plan(values, Own(data=Dataset("mnist", x, y, x[:2], y[:2], 2)))
+    make_plan(values, Plugins(data=Dataset("mnist", x, y, x[:2], y[:2], 2)))
 
 
 def test_the_config_given_is_left_as_it_was(data):
@@ -355,12 +355,12 @@ def test_the_config_given_is_left_as_it_was(data):
 
     values = tiny.values(data) | {"attack": {}}
     before = {section: dict(keys) for section, keys in values.items()}
-    make_plan(values, Own(attack=attack))
+    make_plan(values, Plugins(attack=attack))
     assert values == before
 
 
 def test_an_own_rule_that_the_config_does_not_list_is_a_mistake(data):
-    own = Own(rules={"mine": lambda updates, *, f: updates[f]})
+    own = Plugins(rules={"mine": lambda updates, *, f: updates[f]})
     (problem,) = problems(tiny.values(data), own)
     assert problem.startswith("own rule 'mine': experiment.rules must list it")
 
@@ -371,7 +371,7 @@ def test_own_arrays_become_a_data_set_normalised_as_the_config_says(data, normal
     arrays = (x, torch.arange(120) % 3, x[:9].numpy(), torch.arange(9) % 3)
     values = tiny.values(data)
     values["data"] = {**values["data"], "normalise": normalise}
-    plan = make_plan(values, Own(data=arrays))
+    plan = make_plan(values, Plugins(data=arrays))
     assert plan.dataset.classes == 3
     assert plan.config.data.name == "own"
     expected = (x - x.mean(0)) / x.std(0, correction=0) if normalise else x
@@ -380,12 +380,14 @@ def test_own_arrays_become_a_data_set_normalised_as_the_config_says(data, normal
 
 def test_own_data_that_is_no_data_set_is_refused(data):
     with pytest.raises(DataError, match="must be a Dataset or"):
-        make_plan(tiny.values(data), Own(data=(1, 2, 3)))
+        make_plan(tiny.values(data), Plugins(data=(1, 2, 3)))
 
 
 @pytest.mark.parametrize("attack", ["rescale", "permute"])
 def test_an_attack_that_the_model_does_not_suit_is_found_before_anything_runs(data, attack):
-    own = Own(model=lambda shape, classes: torch.nn.Sequential(torch.nn.Linear(*shape, classes)))
+    own = Plugins(
+        model=lambda shape, classes: torch.nn.Sequential(torch.nn.Linear(*shape, classes))
+    )
     values = {**tiny.values(data), "attack": {"name": attack}}
     (problem,) = problems(values, own)
     assert "this attack needs an nn.Sequential whose first two layers" in problem

@@ -20,9 +20,9 @@ from holdout.config import Config
 from holdout.data.datasets import load
 from holdout.errors import ConfigError, PluginError, RunFolderError
 from holdout.experiments import runner
-from holdout.experiments.own import Own
+from holdout.experiments.plugins import Plugins
 from holdout.experiments.runner import run
-from holdout.results import Checkpoint, Mark, RunFolder
+from holdout.results import Checkpoint, ResultsMark, RunFolder
 from holdout.workers import HonestWorker
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
@@ -254,7 +254,7 @@ def refused(folder, values, match):
 def rewrite(folder, *, meta=None, arrays=None, drop=()):
     """Put another checkpoint in place, whole and with the right checksum."""
     old = results._read_checkpoint(folder)
-    mark = Mark(old.meta["results_bytes"], old.meta["results_sha256"])
+    mark = ResultsMark(old.meta["results_bytes"], old.meta["results_sha256"])
     kept = {k: v for k, v in {**old.meta, **(meta or {})}.items() if k not in drop}
     changed = {k: v for k, v in {**old.arrays, **(arrays or {})}.items() if k not in drop}
     folder = RunFolder(folder)
@@ -441,7 +441,7 @@ class Shaky:
 
 
 def test_everything_own_can_be_passed_as_objects(data, tmp_path):
-    own = Own(
+    own = Plugins(
         rules={"first": first_row},
         attack=opposite,
         ballots=name_all,
@@ -470,7 +470,7 @@ def test_everything_own_can_be_passed_as_objects(data, tmp_path):
 
 def test_a_wrapped_worker_that_changes_nothing_changes_no_model(data):
     config = tiny.values(data, attack={"name": "sign-flip", "scale": 1.0})
-    plain, wrapped = run(config), run(config, own=Own(worker=Shaky))
+    plain, wrapped = run(config), run(config, own=Plugins(worker=Shaky))
     for a, b in zip(plain.rounds, wrapped.rounds, strict=True):
         assert a["outcome"] == b["outcome"]
         assert a["rejected_proposals"] == b["rejected_proposals"]
@@ -485,7 +485,7 @@ def test_a_worker_that_raises_is_missing_in_that_round_and_the_run_goes_on(data)
 
     config = tiny.values(data, attack={"name": "none"}, federation={"byzantine": 0})
     config["attack"] = {"name": "none"}
-    result = run(config, own=Own(worker=worker))
+    result = run(config, own=Plugins(worker=worker))
     assert len(result.rounds) == 12
     for line in result.rounds:
         assert line["rejected_proposals"] == ({"missing": 1} if 4 in line["proposers"] else {})
@@ -499,7 +499,7 @@ def test_a_worker_that_raises_is_missing_in_that_round_and_the_run_goes_on(data)
 def test_if_nobody_proposes_rounds_make_no_step(data):
     result = run(
         tiny.values(data, federation={"byzantine": 0}),
-        own=Own(worker=lambda inner: Shaky(inner, proposes=False)),
+        own=Plugins(worker=lambda inner: Shaky(inner, proposes=False)),
     )
     assert {line["outcome"] for line in result.rounds} == {"no-proposals"}
 
@@ -507,17 +507,17 @@ def test_if_nobody_proposes_rounds_make_no_step(data):
 @pytest.mark.parametrize(
     ("own", "message"),
     [
-        (Own(rules={"mine": lambda *_, **__: 1 / 0}), "rule 'mine' raised ZeroDivisionError"),
-        (Own(rules={"mine": lambda updates: updates}), "rule 'mine' raised TypeError"),
+        (Plugins(rules={"mine": lambda *_, **__: 1 / 0}), "rule 'mine' raised ZeroDivisionError"),
+        (Plugins(rules={"mine": lambda updates: updates}), "rule 'mine' raised TypeError"),
         (
-            Own(rules={"mine": lambda updates, **_: updates}),
+            Plugins(rules={"mine": lambda updates, **_: updates}),
             r"rule 'mine' must return floats of shape \(903,\); got .* of shape \(5, 903\)",
         ),
-        (Own(rules={"mine": lambda *_, **__: 3}), "rule 'mine' must return floats"),
-        (Own(attack=lambda _: 1 / 0), "attack '<lambda>' raised ZeroDivisionError"),
-        (Own(attack=lambda _: 5), "attack '<lambda>' must return"),
-        (Own(worker=lambda _: 1 / 0), "own worker raised ZeroDivisionError"),
-        (Own(worker=lambda _: None), "own worker must have propose and vote; got .*NoneType"),
+        (Plugins(rules={"mine": lambda *_, **__: 3}), "rule 'mine' must return floats"),
+        (Plugins(attack=lambda _: 1 / 0), "attack '<lambda>' raised ZeroDivisionError"),
+        (Plugins(attack=lambda _: 5), "attack '<lambda>' must return"),
+        (Plugins(worker=lambda _: 1 / 0), "own worker raised ZeroDivisionError"),
+        (Plugins(worker=lambda _: None), "own worker must have propose and vote; got .*NoneType"),
     ],
 )
 def test_own_code_that_fails_is_told_apart_from_ours(data, own, message):
@@ -531,7 +531,7 @@ def test_own_ballots_that_raise_are_told_apart_from_ours(data):
         raise LookupError("lost")
 
     with pytest.raises(PluginError, match=r"raised LookupError: lost"):
-        run(tiny.values(data), own=Own(ballots=ballots))
+        run(tiny.values(data), own=Plugins(ballots=ballots))
 
 
 @pytest.mark.parametrize(
@@ -547,13 +547,13 @@ def test_own_poisoned_labels_are_checked(data, poison, message):
 
     poisoner.poison_labels = poison
     with pytest.raises(PluginError, match=message):
-        run(tiny.values(data) | {"attack": {}}, own=Own(attack=poisoner))
+        run(tiny.values(data) | {"attack": {}}, own=Plugins(attack=poisoner))
 
 
 @pytest.mark.parametrize("name", ["mean", "holdout", "krum"])
 def test_an_own_rule_may_not_take_a_built_in_name(data, name):
     with pytest.raises(ConfigError, match=f"own rule '{name}': the name is taken"):
-        run(tiny.values(data), own=Own(rules={name: first_row}))
+        run(tiny.values(data), own=Plugins(rules={name: first_row}))
 
 
 def test_an_own_attack_may_not_be_called_none(data):
@@ -561,7 +561,7 @@ def test_an_own_attack_may_not_be_called_none(data):
         return view.mean
 
     with pytest.raises(ConfigError, match="own attack 'none'"):
-        run(tiny.values(data), own=Own(attack=none))
+        run(tiny.values(data), own=Plugins(attack=none))
 
 
 def test_an_own_kind_of_honest_worker_is_asked_itself(data):
@@ -575,6 +575,6 @@ def test_an_own_kind_of_honest_worker_is_asked_itself(data):
         return Broken(worker.worker_id, worker.model, worker.shard, worker.recipe, worker.seed)
 
     values = tiny.values(data, experiment={"rules": ["holdout"], "baseline": False})
-    result = run({**values, "attack": {"name": "none"}}, own=Own(worker=replace))
+    result = run({**values, "attack": {"name": "none"}}, own=Plugins(worker=replace))
     assert {line["outcome"] for line in result.rounds} == {"no-proposals"}
     assert all(line["rejected_proposals"]["missing"] == 5 for line in result.rounds)

@@ -10,12 +10,12 @@ from flower_grid import FakeGrid, train_reply
 from flwr.app import ArrayRecord, ConfigRecord
 
 from holdout.experiments.plan import make_plan
+from holdout.federation.central import run_round
+from holdout.federation.round_setup import first_state
 from holdout.flower import HoldOut, vote
 from holdout.flower.records import Layout
 from holdout.ids import RoundNumber
 from holdout.learning import vector
-from holdout.simulation.central import run_round
-from holdout.simulation.stage import first_state
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import tiny

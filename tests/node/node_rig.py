@@ -20,14 +20,14 @@ from pathlib import Path
 import numpy as np
 
 from holdout.errors import UserError
-from holdout.node import members
-from holdout.node.audit import audit
-from holdout.node.genesis import DataSection, Parameters
-from holdout.node.localnet import free_ports
-from holdout.node.offline import opened
-from holdout.node.planning import usual_parameters
-from holdout.node.status import ask_status
-from holdout.node.weights import describe_model
+from holdout.node.localnet.network import free_ports
+from holdout.node.membership import members
+from holdout.node.membership.genesis import DataSection, Parameters
+from holdout.node.membership.network_parameters import usual_parameters
+from holdout.node.runtime.status import ask_status
+from holdout.node.storage.audit import audit
+from holdout.node.storage.model_files import describe_model
+from holdout.node.storage.offline import opened
 
 HERE = Path(__file__).parent
 SHAPE, CLASSES = (8,), 3
@@ -189,7 +189,7 @@ class Network:
             run = [sys.executable, "-m", "holdout", "node", "run"]
             extra = [] if until is None else ["--until", str(until)]
             if lies and index in lies:
-                run = [sys.executable, "-m", "holdout.node.liars"]
+                run = [sys.executable, "-m", "holdout.node.localnet.lying_node"]
                 extra += ["--lies", lies[index], "--liars", ",".join(map(str, lies))]
             if file_bytes_max is not None:
                 run = [sys.executable, "-c", _LIMITED, str(file_bytes_max), *run]

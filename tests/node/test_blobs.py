@@ -8,8 +8,8 @@ from test_inbox import params
 
 from holdout.agreement import aggregate
 from holdout.agreement.events import BlobKind
-from holdout.node.blobs import Blobs, Fetcher
-from holdout.node.transport import CHUNK_BYTES
+from holdout.node.network.blobs import Blobs, Fetcher
+from holdout.node.network.transport import CHUNK_BYTES
 from holdout.seeds import stream
 
 DIMENSION = 10

@@ -12,9 +12,9 @@ from node_rig import Network as Processes
 from safetensors.numpy import load_file
 
 from holdout.cli import run_command
-from holdout.node.genesis import Network
-from holdout.node.localnet import free_ports
-from holdout.node.planning import usual_parameters
+from holdout.node.localnet.network import free_ports
+from holdout.node.membership.genesis import Network
+from holdout.node.membership.network_parameters import usual_parameters
 
 NAMES = ("alice", "bob", "carol", "dave")
 

@@ -15,8 +15,8 @@ from datetime import timedelta
 import pytest
 from node_rig import Network, agree, kill_at_random, part_and_heal
 
-from holdout.node.identity import Authority, create_identity
-from holdout.node.store import DATABASE, FOLDER
+from holdout.node.membership.identity import Authority, create_identity
+from holdout.node.storage.store import DATABASE, FOLDER
 
 pytestmark = pytest.mark.slow
 

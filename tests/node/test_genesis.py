@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 
 from holdout.errors import UserError
-from holdout.node import members
-from holdout.node.genesis import GENESIS, DataSection, Network
-from holdout.node.planning import usual_parameters
-from holdout.node.publicparts import read_member, read_share_file
-from holdout.node.weights import MODEL, describe_model, load_model, save_model
+from holdout.node.membership import members
+from holdout.node.membership.genesis import GENESIS, DataSection, Network
+from holdout.node.membership.member_files import read_member, read_share_file
+from holdout.node.membership.network_parameters import usual_parameters
+from holdout.node.storage.model_files import MODEL, describe_model, load_model, save_model
 
 
 def draft(folder, names=("alice", "bob", "carol", "dave"), byzantine=1):

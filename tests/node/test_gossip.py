@@ -14,7 +14,7 @@ from holdout.agreement.events import Urgency
 from holdout.agreement.keys import SimulatedKeys
 from holdout.agreement.messages import Kind
 from holdout.agreement.params import Genesis
-from holdout.node.gossip import (
+from holdout.node.network.gossip import (
     GOODBYE,
     HAVE,
     HEARTBEAT,
@@ -24,7 +24,7 @@ from holdout.node.gossip import (
     PULLED_MAX,
     Gossip,
 )
-from holdout.node.inbox import Allowance, Meter
+from holdout.node.network.inbox import Allowance, Meter
 from holdout.seeds import stream
 
 
@@ -243,7 +243,7 @@ def test_lists_of_another_network_are_rejected(tag):
 
 
 def test_memory_is_bounded_and_given_back(monkeypatch):
-    monkeypatch.setattr("holdout.node.gossip.REMEMBERED_MAX", 10)
+    monkeypatch.setattr("holdout.node.network.gossip.REMEMBERED_MAX", 10)
     gossip, _ = make()
     for number in range(20):
         gossip.remember(a_vote(number))

@@ -8,7 +8,7 @@ from cryptography import x509
 
 from holdout.agreement.ed25519 import Ed25519Verifier
 from holdout.errors import UserError
-from holdout.node.identity import (
+from holdout.node.membership.identity import (
     SIGNING,
     TLS,
     Authority,

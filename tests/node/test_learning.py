@@ -17,9 +17,9 @@ from node_rig import CLASSES, SHAPE, Network
 
 from holdout.agreement import aggregate
 from holdout.errors import LearnerFailed
-from holdout.node import frames
-from holdout.node.learning import Learner, kill
-from holdout.node.logs import Log
+from holdout.node.runtime import frames
+from holdout.node.runtime.learner_client import LearnerClient, kill
+from holdout.node.runtime.logs import Log
 
 DIMENSION = CLASSES * (SHAPE[0] + 1)
 
@@ -57,7 +57,9 @@ def with_learner(folders, options, work, tmp_path, seconds_max=60.0):
     log = (tmp_path / "log").open("w")
 
     async def run():
-        learner = Learner(folder, Log("test", "debug", log), seconds_max=seconds_max, threads=1)
+        learner = LearnerClient(
+            folder, Log("test", "debug", log), seconds_max=seconds_max, threads=1
+        )
         try:
             await work(learner)
         finally:
@@ -148,7 +150,7 @@ def test_a_process_that_cannot_be_started_is_a_failed_worker(tmp_path, monkeypat
     async def run():
         monkeypatch.setattr(asyncio, "create_subprocess_exec", refuse)
         with (tmp_path / "log").open("w") as log:
-            learner = Learner(tmp_path, Log("test", "debug", log), seconds_max=1.0, threads=1)
+            learner = LearnerClient(tmp_path, Log("test", "debug", log), seconds_max=1.0, threads=1)
             await learner.start()
             assert learner.failures == 1
             learner._not_before = 0.0
@@ -192,7 +194,7 @@ def test_a_process_killed_in_the_middle_of_a_long_answer_is_seen_to_end():
 
 
 def test_a_process_whose_child_holds_its_output_is_not_waited_for_long(monkeypatch):
-    monkeypatch.setattr("holdout.node.learning.END_SECONDS_MAX", 0.2)
+    monkeypatch.setattr("holdout.node.runtime.learner_client.END_SECONDS_MAX", 0.2)
 
     async def run():
         process = await start_python(

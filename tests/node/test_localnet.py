@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from holdout.node.localnet import Plan, command_of, prepare
+from holdout.node.localnet.network import LocalnetPlan, command_of, prepare
 
 pytestmark = pytest.mark.slow
 
@@ -71,9 +71,9 @@ def test_ended_in_the_middle_it_leaves_nobody_behind(tmp_path, number):
 
 
 def test_liars_are_started_as_such(tmp_path):
-    plan = Plan(tmp_path / "net", nodes=4, byzantine=1, rounds=2, lies=("flood",))
+    plan = LocalnetPlan(tmp_path / "net", nodes=4, byzantine=1, rounds=2, lies=("flood",))
     nodes = prepare(plan)
     assert [node.liar for node in nodes] == [False, False, False, True]
-    assert "holdout.node.liars" in command_of(nodes[3], plan)
+    assert "holdout.node.localnet.lying_node" in command_of(nodes[3], plan)
     assert command_of(nodes[3], plan)[-4:] == ["--liars", "3", "--until", "2"]
-    assert "holdout.node.lies" in (nodes[3].folder / "node.toml").read_text()
+    assert "holdout.node.localnet.lying_worker" in (nodes[3].folder / "node.toml").read_text()

@@ -1,7 +1,7 @@
 """Waits that follow what was measured, within bounds."""
 
 from holdout.agreement.params import MILLISECOND, Timing
-from holdout.node.pacing import Pacing
+from holdout.node.runtime.pacing import Pacing
 
 LOW = Timing(propose=100 * MILLISECOND, vote=100 * MILLISECOND)
 HIGH = Timing(propose=9_000 * MILLISECOND, vote=9_000 * MILLISECOND)

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from holdout.agreement import sizing
 from holdout.errors import ConfigError, UserError
-from holdout.node.genesis import Parameters
-from holdout.node.planning import (
+from holdout.node.membership.genesis import Parameters
+from holdout.node.membership.network_parameters import (
     plan_parameters,
     read_byzantine,
     read_parameters,

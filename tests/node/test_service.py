@@ -14,11 +14,11 @@ from holdout.agreement.events import (
     Commit,
     Compute,
     Entered,
-    Fault,
     JobFailed,
     Judge,
     Judged,
     Keep,
+    MessageFault,
     PayloadReady,
     Persist,
     Propose,
@@ -37,13 +37,13 @@ from holdout.agreement.messages import Kind
 from holdout.agreement.params import Timing
 from holdout.errors import LearnerFailed, StoreError
 from holdout.ids import Digest
-from holdout.node.blobs import Blobs, Fetcher
-from holdout.node.gossip import GOODBYE, PULL, Gossip
-from holdout.node.inbox import Inbox
-from holdout.node.logs import Log
-from holdout.node.measure import Spent
-from holdout.node.pacing import Pacing
-from holdout.node.service import STEPS_IN_A_ROW, Service
+from holdout.node.network.blobs import Blobs, Fetcher
+from holdout.node.network.gossip import GOODBYE, PULL, Gossip
+from holdout.node.network.inbox import Inbox
+from holdout.node.runtime.logs import Log
+from holdout.node.runtime.measure import Spent
+from holdout.node.runtime.pacing import Pacing
+from holdout.node.runtime.service import STEPS_IN_A_ROW, Service
 from holdout.seeds import stream
 
 MODEL = GENESIS.params.model_first
@@ -248,7 +248,7 @@ def test_votes_overtake_ballots_and_updates():
         rig.service.wake()
         await rig.until(lambda: len(_received(rig)) == 6)
 
-    rig = play(lambda _: [Reject(1, Fault.STALE)], work)
+    rig = play(lambda _: [Reject(1, MessageFault.STALE)], work)
     got = [event.data[0] for event in _received(rig)]
     assert got == [Kind.VOTE, Kind.VOTE, Kind.BALLOT, Kind.BALLOT, Kind.UPDATE, Kind.UPDATE]
 
@@ -261,7 +261,7 @@ def test_a_long_vote_delays_no_agreement_vote():
     job = Judge(1, MODEL, (), 0.0, 0.1, 0)
 
     def script(event):
-        return [Compute(job)] if isinstance(event, Start) else [Reject(1, Fault.STALE)]
+        return [Compute(job)] if isinstance(event, Start) else [Reject(1, MessageFault.STALE)]
 
     async def work(rig):
         await asyncio.wait_for(learner.judging.wait(), 5)
@@ -306,7 +306,7 @@ def test_messages_that_lead_to_no_event_let_other_tasks_take_their_turn(data):
 def test_copies_of_what_was_accepted_are_dropped_and_of_what_was_rejected_are_not():
     def script(event):
         if isinstance(event, Received) and event.data == VOTE:
-            return [Reject(event.peer, Fault.TOO_EARLY)]
+            return [Reject(event.peer, MessageFault.TOO_EARLY)]
         return None
 
     async def work(rig):

@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from holdout.node.serving import PeerWork
+from holdout.node.network.peer_work import PeerWork
 
 
 def until(condition, seconds=5.0):

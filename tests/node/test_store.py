@@ -17,17 +17,17 @@ from holdout.agreement.messages import (
     Evidence,
     Finished,
     Kind,
-    Mark,
     Step,
+    VoteSignature,
     vote_part,
 )
 from holdout.errors import StoreError, UserError
 from holdout.ids import Digest
-from holdout.node import members
-from holdout.node.genesis import GENESIS, Network
-from holdout.node.opening import checked_blob, open_store
-from holdout.node.store import BLOBS, DATABASE, Retention, Store, locked
-from holdout.node.weights import MODEL, load_model
+from holdout.node.membership import members
+from holdout.node.membership.genesis import GENESIS, Network
+from holdout.node.storage.model_files import MODEL, load_model
+from holdout.node.storage.store import BLOBS, DATABASE, Retention, Store, locked
+from holdout.node.storage.store_recovery import checked_blob, open_store
 
 
 @pytest.fixture(scope="module")
@@ -62,7 +62,7 @@ def finished(network, number, model):
         1, chain, number, zero, BlockKind.STEP, 0, 0, zero, b"", zero, zero, zero, zero,
         number, zero, model, 0.0,
     )  # fmt: skip
-    marks = tuple(Mark(worker, bytes(64), b"") for worker in range(3))
+    marks = tuple(VoteSignature(worker, bytes(64), b"") for worker in range(3))
     bundle = Bundle(chain, number, 0, Step.CERT, header.digest, marks)
     return Finished(header.encode(), bundle)
 

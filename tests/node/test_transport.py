@@ -11,10 +11,10 @@ import zenoh
 from holdout.agreement.events import Urgency
 from holdout.agreement.messages import Kind
 from holdout.errors import UserError
-from holdout.node.identity import AUTHORITY, CERTIFICATE, TLS, Authority, create_identity
-from holdout.node.inbox import Allowance, Dropped, Inbox
-from holdout.node.localnet import free_ports
-from holdout.node.transport import (
+from holdout.node.localnet.network import free_ports
+from holdout.node.membership.identity import AUTHORITY, CERTIFICATE, TLS, Authority, create_identity
+from holdout.node.network.inbox import Allowance, Dropped, Inbox
+from holdout.node.network.transport import (
     CHUNK_BYTES,
     WAITING_MAX,
     Endpoint,

@@ -10,12 +10,12 @@ from torch import nn
 from holdout.attacks import DeployedRule, View
 from holdout.attacks.search import inflate, strengths
 from holdout.attacks.updates import Alie
-from holdout.experiments.own import Own
 from holdout.experiments.plan import make_plan
+from holdout.experiments.plugins import Plugins
+from holdout.federation.central import run_round
+from holdout.federation.round_setup import first_state
 from holdout.rules import RULES, krum_choice, krum_unsquared_choice, multi_krum_choice
 from holdout.seeds import stream
-from holdout.simulation.central import run_round
-from holdout.simulation.stage import first_state
 
 GAMMA_MAX = 30.0
 
@@ -177,7 +177,7 @@ def plan_of(blobs, rule, *, passing="any", seeds=(0,)):
             "vote": {"samples": 40},
             "attack": {"name": "alie", "passing": passing, "voters": "coalition"},
         },
-        Own(data=blobs),
+        Plugins(data=blobs),
     )
 
 

@@ -9,13 +9,13 @@ import torch
 from torch.func import functional_call
 from torch.nn import functional as F  # noqa: N812
 
-from holdout.experiments.own import Own
 from holdout.experiments.plan import make_plan
+from holdout.experiments.plugins import Plugins
+from holdout.federation.central import run_round
+from holdout.federation.round_setup import first_state
 from holdout.learning import vector
 from holdout.rules import mean
 from holdout.seeds import stream
-from holdout.simulation.central import run_round
-from holdout.simulation.stage import first_state
 from holdout.voting import Ballot, draw_committee, tally
 from holdout.workers import propose_together
 
@@ -32,7 +32,7 @@ def plan_of(blobs, schedule="constant"):
             "vote": {"samples": 20},
             "attack": {"name": "none"},
         },
-        Own(data=blobs),
+        Plugins(data=blobs),
     )
 
 

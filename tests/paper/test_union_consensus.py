@@ -9,13 +9,13 @@ import torch
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from holdout.experiments.own import Own
 from holdout.experiments.plan import make_plan
+from holdout.experiments.plugins import Plugins
 from holdout.experiments.runner import run
+from holdout.federation.central import run_round
+from holdout.federation.round_setup import first_state
 from holdout.rounds import Outcome, admit_proposals, conclude_vote
 from holdout.rules import mean
-from holdout.simulation.central import run_round
-from holdout.simulation.stage import first_state
 from holdout.voting import Ballot, Gate, Quorum, Terms, tally
 
 below_a_half = st.fractions(0, Fraction(1, 2), max_denominator=100).filter(
@@ -188,7 +188,7 @@ def config_of(*, f, attack, voters="coalition", threads=1):
 
 def weights_of_both(config, blobs):
     """The weights after each round, of the mean and of the paper's vote."""
-    plan = make_plan(config, Own(data=blobs))
+    plan = make_plan(config, Plugins(data=blobs))
     paths = {}
     for curve, seed in plan.curves:
         federation = plan.federation(curve, seed)
@@ -214,7 +214,7 @@ def test_with_f_above_0_it_is_not(blobs):
 
 
 def test_with_f_0_the_records_of_both_rules_tell_the_same(blobs):
-    rounds = run(config_of(f=0, attack="none"), own=Own(data=blobs)).rounds
+    rounds = run(config_of(f=0, attack="none"), own=Plugins(data=blobs)).rounds
     told = ("round", "accuracy", "loss", "proposers", "selection", "outcome")
     averaged, voted = (
         [[line[key] for key in told] for line in rounds if line["rule"] == rule]

@@ -1,8 +1,8 @@
 """Help for others: what a worker answers when a peer asks where the chain is."""
 
 from holdout.agreement.catchup import Pace
-from holdout.agreement.desk import Desk
-from holdout.agreement.events import Fault, Reject, Send, SendBlocks, Urgency
+from holdout.agreement.context import Desk
+from holdout.agreement.events import MessageFault, Reject, Send, SendBlocks, Urgency
 from holdout.agreement.messages import (
     Behind,
     Envelope,
@@ -18,7 +18,7 @@ BURST = 4
 """Answers that one peer gets within one delay."""
 
 
-class Answers:
+class ChainAnswers:
     """Answers questions, each peer's not too often."""
 
     def __init__(self, desk: Desk) -> None:
@@ -34,14 +34,14 @@ class Answers:
     ) -> None:
         """Answer, with rounds up to `decided` and with what the current round holds."""
         if question.chain != self._desk.chain:
-            self._desk.emit(Reject(peer, Fault.WRONG_CHAIN))
+            self._desk.emit(Reject(peer, MessageFault.WRONG_CHAIN))
             return
         if not self._pace.allows(peer, self._desk.now):
-            self._desk.emit(Reject(peer, Fault.SURPLUS))
+            self._desk.emit(Reject(peer, MessageFault.SURPLUS))
             return
         match question:
             case GetBlocks() if not 1 <= question.first <= question.last:
-                self._desk.emit(Reject(peer, Fault.MALFORMED))
+                self._desk.emit(Reject(peer, MessageFault.MALFORMED))
             case GetBlocks():
                 self._send_blocks(peer, question.first, min(question.last, decided))
             case GetUpdates():

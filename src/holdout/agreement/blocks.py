@@ -19,7 +19,7 @@ from typing import TypeVar
 from holdout.agreement.codec import Reader, blob, decode, items, u32
 from holdout.agreement.counting import Count, tally
 from holdout.agreement.draws import Draws
-from holdout.agreement.events import Combine, Combined, Fault
+from holdout.agreement.events import Combine, Combined, MessageFault
 from holdout.agreement.headers import BlockKind, Header, Tip, link_fault, read_header
 from holdout.agreement.keys import SIGNATURE_BYTES, Verifier
 from holdout.agreement.messages import (
@@ -27,7 +27,7 @@ from holdout.agreement.messages import (
     HEADER_BYTES_MAX,
     PROOF_BYTES_MAX,
     WORKERS_MAX,
-    Ballot,
+    BallotMessage,
     Evidence,
     HeadAnswer,
     Kind,
@@ -52,7 +52,7 @@ __all__ = [
     "read_header",
 ]
 
-M = TypeVar("M", Update, Ballot)
+M = TypeVar("M", Update, BallotMessage)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +62,7 @@ class Block:
     header: Header
     updates: tuple[Update, ...]
     """Ascending by proposer: exactly those that the ballots name."""
-    ballots: tuple[Ballot, ...]
+    ballots: tuple[BallotMessage, ...]
     """Ascending by voter."""
     selection: tuple[tuple[int, int], ...]
     """The union-consensus: (proposer, approvals), ascending; empty in a NOOP."""
@@ -108,7 +108,7 @@ def _read_block(reader: Reader) -> Block:
     return Block(
         read_header(reader.blob(HEADER_BYTES_MAX)),
         reader.items(lambda r: _read_nested(r, Update), WORKERS_MAX),
-        reader.items(lambda r: _read_nested(r, Ballot), WORKERS_MAX),
+        reader.items(lambda r: _read_nested(r, BallotMessage), WORKERS_MAX),
         reader.items(lambda r: (r.u32(), r.u32()), WORKERS_MAX),
         reader.items(read_evidence, 2 * WORKERS_MAX),
     )
@@ -168,7 +168,7 @@ class Draft:
     seed: Digest
     seed_proof: bytes
     updates: tuple[Update, ...]
-    ballots: tuple[Ballot, ...]
+    ballots: tuple[BallotMessage, ...]
     evidence: tuple[Evidence, ...]
     convicted: frozenset[int]
     """Workers that the evidence proves to have equivocated: what they sent does not count."""
@@ -284,7 +284,7 @@ def assemble(
     seed: Digest,
     seed_proof: bytes,
     updates: Mapping[int, Update],
-    ballots: Mapping[int, Ballot],
+    ballots: Mapping[int, BallotMessage],
     evidence: Iterable[Evidence],
 ) -> Draft:
     """A leader's draft.
@@ -329,7 +329,7 @@ def assemble(
     )
 
 
-def _counted(ballots: Iterable[Ballot], convicted: frozenset[int]) -> list[list[int]]:
+def _counted(ballots: Iterable[BallotMessage], convicted: frozenset[int]) -> list[list[int]]:
     """The proposers on each ballot that counts, without the convicted ones."""
     return [
         [entry.proposer for entry in ballot.entries if entry.proposer not in convicted]
@@ -367,7 +367,7 @@ def _body(block: Block, tip: Tip, genesis: Genesis, draws: Draws) -> Draft | str
     convicted = set[int]()
     for evidence in block.evidence:
         message = draws.convict(evidence)
-        if isinstance(message, Fault):
+        if isinstance(message, MessageFault):
             return f"the evidence proves nothing: {message}"
         convicted.add(message.worker)
     draft = Draft(
@@ -421,7 +421,7 @@ def _selection_fault(block: Block, draft: Draft) -> str | None:
 
 
 def _messages_fault(
-    name: str, messages: Sequence[Update] | Sequence[Ballot], tip: Tip, draws: Draws
+    name: str, messages: Sequence[Update] | Sequence[BallotMessage], tip: Tip, draws: Draws
 ) -> str | None:
     for message in messages:
         if message.model != tip.model:

@@ -81,7 +81,7 @@ def peer_for(worker: int, round_number: int, count: int, workers: int) -> int:
 
 
 @dataclass(slots=True)
-class Memory:
+class SigningMemory:
     """Whether this worker may sign, and what it must hear before it may again (amnesia).
 
     If it ever was in round r, then Q workers had committed round r - 2; a quorum of answers meets

@@ -6,10 +6,10 @@ The only way from an unverified message to a verified one.
 from collections.abc import Callable
 from typing import TypeAlias, TypeVar
 
-from holdout.agreement.events import Fault
+from holdout.agreement.events import MessageFault
 from holdout.agreement.keys import Memo, Signer, Verifier
 from holdout.agreement.messages import (
-    Ballot,
+    BallotMessage,
     Bundle,
     Envelope,
     Evidence,
@@ -25,7 +25,7 @@ from holdout.agreement.wire import Unverified, open_envelope
 from holdout.errors import InvalidMessage
 from holdout.ids import Digest
 
-Signed: TypeAlias = Update | Ballot | Lead | Vote
+Signed: TypeAlias = Update | BallotMessage | Lead | Vote
 S = TypeVar("S", bound=Signed)
 Seen: TypeAlias = Callable[[int, bytes, bytes], bool]
 """Whether a worker's signature over these bytes has been found good before."""
@@ -111,42 +111,42 @@ class Draws:
 
     # -- unverified -> verified ---------------------------------------------------------------
 
-    def verify(self, unverified: Unverified[S]) -> S | Fault:
+    def verify(self, unverified: Unverified[S]) -> S | MessageFault:
         """The message, if its sender signed it and was drawn for it."""
         message = unverified.claim
         fault = self.fault(message)
         return message if fault is None else fault
 
-    def fault(self, message: Signed) -> Fault | None:
+    def fault(self, message: Signed) -> MessageFault | None:
         """What is wrong with a signed message of this round, by signature and credential."""
         if message.chain != self._genesis.chain:
-            return Fault.WRONG_CHAIN
+            return MessageFault.WRONG_CHAIN
         if message.worker >= self._params.workers:
-            return Fault.UNKNOWN_WORKER
+            return MessageFault.UNKNOWN_WORKER
         if message.round != self.round:
-            return Fault.STALE
+            return MessageFault.STALE
         # The signature first: it is cheaper than the credential.
         if not self._signed_by(message.worker, message.envelope):
-            return Fault.WRONG_SIGNATURE
+            return MessageFault.WRONG_SIGNATURE
         role, period, step = _role(message)
         if self.output(role, message.worker, message.envelope.proof, period, step) is None:
-            return Fault.NOT_DRAWN
+            return MessageFault.NOT_DRAWN
         return None
 
     def verify_bundle(
         self, unverified: Unverified[Bundle], seen: Seen = nobody_seen
-    ) -> Bundle | Fault:
+    ) -> Bundle | MessageFault:
         """The bundle, if at least Q members of its committee signed the same vote."""
         bundle = unverified.claim
         if bundle.chain != self._genesis.chain:
-            return Fault.WRONG_CHAIN
+            return MessageFault.WRONG_CHAIN
         if bundle.round != self.round:
-            return Fault.STALE
+            return MessageFault.STALE
         if len(bundle.marks) < self._params.quorum:
-            return Fault.NO_QUORUM
+            return MessageFault.NO_QUORUM
         for mark in bundle.marks:
             if mark.worker >= self._params.workers:
-                return Fault.UNKNOWN_WORKER
+                return MessageFault.UNKNOWN_WORKER
             signed = vote_part(
                 bundle.chain, bundle.round, bundle.period, bundle.step, mark.worker, bundle.value
             )
@@ -154,22 +154,22 @@ class Draws:
             if not seen(mark.worker, signed, mark.signature) and not self._verifier.signature(
                 key, signed, mark.signature
             ):
-                return Fault.WRONG_SIGNATURE
+                return MessageFault.WRONG_SIGNATURE
             out = self.output(Role.COMMITTEE, mark.worker, mark.proof, bundle.period, bundle.step)
             if out is None:
-                return Fault.NOT_DRAWN
+                return MessageFault.NOT_DRAWN
         return bundle
 
-    def convict(self, evidence: Evidence) -> Signed | Fault:
+    def convict(self, evidence: Evidence) -> Signed | MessageFault:
         """The first of the two messages, if they prove that their sender equivocated."""
         try:
             first, second = open_envelope(evidence.first), open_envelope(evidence.second)
         except InvalidMessage:
-            return Fault.MALFORMED
+            return MessageFault.MALFORMED
         if isinstance(first, HeadAnswer) or isinstance(second, HeadAnswer):
-            return Fault.NO_EVIDENCE
+            return MessageFault.NO_EVIDENCE
         if slot(first) != slot(second) or first.envelope.signed == second.envelope.signed:
-            return Fault.NO_EVIDENCE
+            return MessageFault.NO_EVIDENCE
         return self.fault(first) or self.fault(second) or first
 
     def _signed_by(self, worker: int, envelope: Envelope) -> bool:
@@ -225,7 +225,7 @@ def _role(message: Signed) -> tuple[Role, int, int]:
     match message:
         case Update():
             return Role.PROPOSER, 0, 0
-        case Ballot():
+        case BallotMessage():
             return Role.VOTER, 0, 0
         case Lead():
             return Role.LEADER, message.period, 0
@@ -241,7 +241,7 @@ def slot(message: Signed) -> Slot:
     match message:
         case Update():
             return "update", message.worker, message.round, 0, 0
-        case Ballot():
+        case BallotMessage():
             return "ballot", message.worker, message.round, 0, 0
         case Lead():
             return "lead", message.worker, message.round, message.period, 0

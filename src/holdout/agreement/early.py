@@ -8,7 +8,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 from holdout.agreement.draws import Signed
-from holdout.agreement.events import Fault
+from holdout.agreement.events import MessageFault
 
 
 @dataclass(slots=True)
@@ -25,18 +25,18 @@ class Early:
         self._per_worker = per_worker
         self._rounds: dict[int, _Kept] = {}
 
-    def fault(self, data: bytes, claim: Signed) -> Fault | None:
+    def fault(self, data: bytes, claim: Signed) -> MessageFault | None:
         """Why a message need not even be verified; None if it should be."""
         kept = self._rounds.get(claim.round)
         if kept is None:
             return None
         if data in kept.messages:
-            return Fault.DUPLICATE
-        return Fault.SURPLUS if kept.of_worker[claim.worker] >= self._per_worker else None
+            return MessageFault.DUPLICATE
+        return MessageFault.SURPLUS if kept.of_worker[claim.worker] >= self._per_worker else None
 
-    def add(self, peer: int, data: bytes, verified: Signed | Fault) -> Fault | None:
+    def add(self, peer: int, data: bytes, verified: Signed | MessageFault) -> MessageFault | None:
         """Keep a message, if it was found good."""
-        if isinstance(verified, Fault):
+        if isinstance(verified, MessageFault):
             return verified
         kept = self._rounds.setdefault(verified.round, _Kept())
         kept.messages[data] = (peer, verified)

@@ -316,7 +316,7 @@ class SendBlocks:
     last: int
 
 
-class Fault(StrEnum):
+class MessageFault(StrEnum):
     """Why something that came from a peer was dropped."""
 
     MALFORMED = "malformed"
@@ -344,11 +344,11 @@ class Reject:
     """A peer sent something bad: counted, nothing else changes."""
 
     peer: int
-    fault: Fault
+    fault: MessageFault
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class ReportEvidence:
     """A worker signed two different things for one slot."""
 
     worker: int
@@ -391,7 +391,7 @@ Action: TypeAlias = (
     | Commit
     | SendBlocks
     | Reject
-    | Report
+    | ReportEvidence
     | Alarm
     | Halt
     | Entered

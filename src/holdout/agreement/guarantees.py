@@ -7,12 +7,11 @@ at its start, and `holdout plan` says the same in advance.
 import bisect
 from fractions import Fraction
 
-from holdout.agreement.chances import Law, binomial, hypergeometric
 from holdout.agreement.params import ATTEMPTS_MAX, Mode, RoleDraw
 from holdout.agreement.sizing import (
-    Committee,
+    CommitteeSize,
+    NetworkSizes,
     Risk,
-    Sizes,
     as_share,
     ballots_suffice,
     check_population,
@@ -21,10 +20,11 @@ from holdout.agreement.sizing import (
     self_selection_is_safe,
     two_quorums,
 )
+from holdout.agreement.tails import Law, binomial, hypergeometric
 from holdout.voting.odds import any_of, majority_failure
 
 
-def shortfalls(chosen: Sizes, *, n: int, f: Fraction | int, risk: Risk) -> tuple[str, ...]:
+def shortfalls(chosen: NetworkSizes, *, n: int, f: Fraction | int, risk: Risk) -> tuple[str, ...]:
     """What fails more often than the risk accepts, with these sizes; empty if nothing does."""
     liars = check_population(n, f)
     return (
@@ -34,7 +34,7 @@ def shortfalls(chosen: Sizes, *, n: int, f: Fraction | int, risk: Risk) -> tuple
     )
 
 
-def limits(chosen: Sizes, *, n: int, f: Fraction | int, risk: Risk) -> tuple[str, ...]:
+def limits(chosen: NetworkSizes, *, n: int, f: Fraction | int, risk: Risk) -> tuple[str, ...]:
     """What no size can guarantee: the assumptions, and what they cost."""
     liars = check_population(n, f)
     spare = n - liars - chosen.committee.quorum
@@ -78,7 +78,9 @@ def limits(chosen: Sizes, *, n: int, f: Fraction | int, risk: Risk) -> tuple[str
     return tuple(said)
 
 
-def committee_odds(n: int, byzantine: int, mode: Mode, chosen: Committee) -> tuple[float, float]:
+def committee_odds(
+    n: int, byzantine: int, mode: Mode, chosen: CommitteeSize
+) -> tuple[float, float]:
     """The chances that one committee could certify two blocks, and that it cannot certify any.
 
     The first is an upper bound in mode `self`.
@@ -103,7 +105,7 @@ def committee_odds(n: int, byzantine: int, mode: Mode, chosen: Committee) -> tup
             )
 
 
-def _steps_bound(n: int, byzantine: int, chosen: Committee) -> float:
+def _steps_bound(n: int, byzantine: int, chosen: CommitteeSize) -> float:
     """At most twice the smallest of the bounds that the split points give."""
     honest = n - byzantine
 
@@ -121,7 +123,7 @@ def _steps_bound(n: int, byzantine: int, chosen: Committee) -> float:
 
 
 def _committee_shortfalls(
-    mode: Mode, chosen: Committee, n: int, liars: int, risk: Risk
+    mode: Mode, chosen: CommitteeSize, n: int, liars: int, risk: Risk
 ) -> list[str]:
     unsafe, stuck = committee_odds(n, liars, mode, chosen)
     name = f"a committee of {chosen.size} with quorum {chosen.quorum}"
@@ -136,7 +138,7 @@ def _committee_shortfalls(
     return said
 
 
-def _majority_shortfalls(chosen: Sizes, n: int, liars: int, risk: Risk) -> list[str]:
+def _majority_shortfalls(chosen: NetworkSizes, n: int, liars: int, risk: Risk) -> list[str]:
     said = []
     for role, size in (("proposers", chosen.proposers), ("voters", chosen.voters.size)):
         drawn = min(n, size)
@@ -151,7 +153,9 @@ def _majority_shortfalls(chosen: Sizes, n: int, liars: int, risk: Risk) -> list[
     return said
 
 
-def _ballot_shortfalls(chosen: Sizes, n: int, liars: int, f: Fraction, risk: Risk) -> list[str]:
+def _ballot_shortfalls(
+    chosen: NetworkSizes, n: int, liars: int, f: Fraction, risk: Risk
+) -> list[str]:
     voters = chosen.voters
     honest, byzantine = _voters(chosen, n, liars)
     said = []
@@ -176,7 +180,7 @@ def _ballot_shortfalls(chosen: Sizes, n: int, liars: int, f: Fraction, risk: Ris
     return said
 
 
-def _voters(chosen: Sizes, n: int, liars: int) -> tuple[Law, Law]:
+def _voters(chosen: NetworkSizes, n: int, liars: int) -> tuple[Law, Law]:
     size = min(n, chosen.voters.size)
     if chosen.role_draw is RoleDraw.FIXED:
         return hypergeometric(n, n - liars, size), hypergeometric(n, liars, size)

@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from holdout.agreement.events import Fault
+from holdout.agreement.events import MessageFault
 from holdout.agreement.messages import Evidence, Lead
 
 
@@ -23,13 +23,13 @@ class Leads:
         self.evidence: dict[int, Evidence] = {}
         """Two leads for one period, of each worker that was caught."""
 
-    def add(self, lead: Lead, priority: bytes) -> Fault | None:
+    def add(self, lead: Lead, priority: bytes) -> MessageFault | None:
         """Take a verified lead; a leader's second one makes it worthless in this period."""
         versions = self._periods.setdefault(lead.period, {}).setdefault(lead.worker, [])
         if any(ranked.lead.envelope.signed == lead.envelope.signed for ranked in versions):
-            return Fault.DUPLICATE
+            return MessageFault.DUPLICATE
         if len(versions) > 1:
-            return Fault.SURPLUS
+            return MessageFault.SURPLUS
         versions.append(Ranked(priority, lead))
         if len(versions) > 1 and lead.worker not in self.evidence:
             first, second = versions

@@ -105,7 +105,7 @@ class Entry:
 
 
 @dataclass(frozen=True, slots=True)
-class Ballot:
+class BallotMessage:
     """A voter's approved updates, ascending by proposer."""
 
     chain: Digest
@@ -143,7 +143,7 @@ class Vote:
 
 
 @dataclass(frozen=True, slots=True)
-class Mark:
+class VoteSignature:
     """One signature of a bundle."""
 
     worker: int
@@ -160,7 +160,7 @@ class Bundle:
     period: int
     step: int
     value: Digest
-    marks: tuple[Mark, ...]
+    marks: tuple[VoteSignature, ...]
 
     def encode(self) -> bytes:
         """The bytes on the wire."""
@@ -296,7 +296,7 @@ BUNDLE_BYTES_MAX = 256 * WORKERS_MAX
 
 Message: TypeAlias = (
     Update
-    | Ballot
+    | BallotMessage
     | Lead
     | Vote
     | Bundle

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from holdout.agreement.blocks import Draft, assemble
 from holdout.agreement.codec import BOTTOM, digest, u32
-from holdout.agreement.desk import Blobs, Desk
+from holdout.agreement.context import Blobs, Desk
 from holdout.agreement.draws import Draws
 from holdout.agreement.events import (
     BlobKind,
@@ -24,13 +24,13 @@ from holdout.agreement.events import (
     Want,
 )
 from holdout.agreement.leads import Leads
+from holdout.agreement.learning_messages import Phases
 from holdout.agreement.messages import Bundle, Kind, Lead, Step, lead_part, vote_part
 from holdout.agreement.params import ATTEMPTS_MAX, Mode
-from holdout.agreement.phases import Phases
 from holdout.agreement.safety import OwnSlot
 from holdout.agreement.seed import next_seed, seed_alpha
 from holdout.agreement.sortition import Role
-from holdout.agreement.validation import Validation, Verdict
+from holdout.agreement.validation import Validation, Validity
 from holdout.agreement.votes import Reached, Tracker
 from holdout.ids import Digest
 
@@ -253,7 +253,7 @@ class Periods:
     def acceptable(self, lead: Lead) -> bool:
         """Valid, made by this leader, and (at first) with all ballots that were held in time."""
         header = self.validation.header(lead.value)
-        if header is None or self.validation.verdict(lead.value) is not Verdict.VALID:
+        if header is None or self.validation.verdict(lead.value) is not Validity.VALID:
             return False
         if (header.leader, header.original_period) != (lead.worker, lead.period):
             return False
@@ -278,7 +278,7 @@ class Periods:
     def committable(self) -> Digest | None:
         """The same, if the block is valid here."""
         value = self.staged()
-        if value is None or self.validation.verdict(value) is not Verdict.VALID:
+        if value is None or self.validation.verdict(value) is not Validity.VALID:
             return None
         return value
 

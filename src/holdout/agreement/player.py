@@ -23,10 +23,11 @@ from collections.abc import Callable, Sequence
 from typing import assert_never
 
 from holdout.agreement import wire
-from holdout.agreement.answers import Answers
+from holdout.agreement.answers import ChainAnswers
 from holdout.agreement.attendance import Attendance
-from holdout.agreement.catchup import Memory
-from holdout.agreement.desk import Desk
+from holdout.agreement.catchup import SigningMemory
+from holdout.agreement.chain_sync import Following
+from holdout.agreement.context import Desk
 from holdout.agreement.draws import Signed
 from holdout.agreement.early import Early
 from holdout.agreement.events import (
@@ -39,10 +40,10 @@ from holdout.agreement.events import (
     Commit,
     Entered,
     Event,
-    Fault,
     Forget,
     JobFailed,
     Judged,
+    MessageFault,
     ModelReady,
     PayloadReady,
     Proposed,
@@ -57,12 +58,11 @@ from holdout.agreement.events import (
     Urgency,
     Want,
 )
-from holdout.agreement.following import Following
 from holdout.agreement.headers import BlockKind, Header, read_header
 from holdout.agreement.keys import Signer, Verifier
 from holdout.agreement.ledger import Ledger
 from holdout.agreement.messages import (
-    Ballot,
+    BallotMessage,
     Behind,
     Bundle,
     Evidence,
@@ -81,7 +81,7 @@ from holdout.agreement.params import Genesis, Limits, Mode, Timing
 from holdout.agreement.round import Round
 from holdout.agreement.safety import NEVER, Safety, read_safety
 from holdout.agreement.sortition import Role
-from holdout.agreement.validation import Tools, Verdict
+from holdout.agreement.validation import Tools, Validity
 from holdout.agreement.wire import Unverified
 from holdout.errors import InvalidMessage
 from holdout.ids import Digest
@@ -135,12 +135,14 @@ class Player:
             timing,
             limits,
             safety=state,
-            memory=Memory(state.votes_from, genesis.params.quorum, genesis.params.mode is Mode.ALL),
+            memory=SigningMemory(
+                state.votes_from, genesis.params.quorum, genesis.params.mode is Mode.ALL
+            ),
             attendance=Attendance(self._ledger.round),
         )
         self._decode = decode
         self._tools = tools or Tools()
-        self._answers = Answers(self._desk)
+        self._answers = ChainAnswers(self._desk)
         self._following = Following(self._desk, self._ledger, self._decide)
         self._models: dict[Digest, None] = {}
         self._early = Early(limits.early)
@@ -303,7 +305,7 @@ class Player:
             if slot[0] in {Kind.LEAD, Kind.VOTE}:
                 desk.send_again(slot)
             message = self._decode(data).claim
-            assert isinstance(message, Update | Ballot | Lead | Vote)  # noqa: S101
+            assert isinstance(message, Update | BallotMessage | Lead | Vote)  # noqa: S101
             desk.own.append(message)
 
     def _on_timer(self, timer: Timer) -> None:
@@ -324,7 +326,7 @@ class Player:
     def _decide(self, header: Header, certificate: Bundle) -> None:
         """A certificate for the current round: it is final."""
         validation = self._round.validation
-        if validation.verdict(header.digest) is Verdict.INVALID:
+        if validation.verdict(header.digest) is Validity.INVALID:
             why = validation.reason(header.digest)
             self._desk.emit(Alarm(f"round {header.round} is certified but invalid here: {why}"))
         block = validation.block(header.digest)
@@ -382,18 +384,18 @@ class Player:
 
     # -- what comes from peers ------------------------------------------------------------------
 
-    def _reject(self, peer: int, fault: Fault) -> None:
+    def _reject(self, peer: int, fault: MessageFault) -> None:
         self._desk.emit(Reject(peer, fault))
 
     def _on_received(self, peer: int, data: bytes) -> None:
         try:
             unverified = self._decode(data)
         except InvalidMessage:
-            self._reject(peer, Fault.MALFORMED)
+            self._reject(peer, MessageFault.MALFORMED)
             return
         message = unverified.claim
         match message:
-            case Update() | Ballot() | Lead() | Vote():
+            case Update() | BallotMessage() | Lead() | Vote():
                 self._on_signed(peer, data, message)
             case Bundle() | Evidence():
                 self._on_gathered(peer, message)
@@ -409,9 +411,9 @@ class Player:
     def _on_signed(self, peer: int, data: bytes, claim: Signed) -> None:
         ahead = claim.round - self.round
         if claim.chain != self._desk.chain:
-            self._reject(peer, Fault.WRONG_CHAIN)
+            self._reject(peer, MessageFault.WRONG_CHAIN)
         elif claim.worker >= self._desk.params.workers:
-            self._reject(peer, Fault.UNKNOWN_WORKER)
+            self._reject(peer, MessageFault.UNKNOWN_WORKER)
         elif ahead < 0:
             self._following.on_old(peer, claim)
         elif ahead == 0 and self._in_round:
@@ -427,12 +429,12 @@ class Player:
             if self._in_round:
                 self._round.receive_evidence(peer, message)
             else:
-                self._reject(peer, Fault.STALE)
+                self._reject(peer, MessageFault.STALE)
         elif message.chain != self._desk.chain:
-            self._reject(peer, Fault.WRONG_CHAIN)
+            self._reject(peer, MessageFault.WRONG_CHAIN)
         elif message.round != self.round or not self._in_round:
             early = message.round >= self.round
-            self._reject(peer, Fault.TOO_EARLY if early else Fault.STALE)
+            self._reject(peer, MessageFault.TOO_EARLY if early else MessageFault.STALE)
         else:
             self._round.receive_bundle(peer, message)
 
@@ -440,7 +442,7 @@ class Player:
         """Of the round that comes next: its lottery is known already, so it can be verified."""
         seed = self._ledger.seed(claim.round)
         if seed is None:
-            self._reject(peer, Fault.TOO_EARLY)
+            self._reject(peer, MessageFault.TOO_EARLY)
             return
         found = self._early.fault(data, claim)
         if found is None:

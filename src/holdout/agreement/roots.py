@@ -9,7 +9,7 @@ from typing import TypeAlias
 
 from holdout.agreement.codec import blob, digest, items, u32
 from holdout.agreement.headers import Header
-from holdout.agreement.messages import Ballot, Evidence, Update
+from holdout.agreement.messages import BallotMessage, Evidence, Update
 from holdout.ids import Digest
 
 BodyRoots: TypeAlias = tuple[Digest, Digest, Digest]
@@ -22,7 +22,7 @@ def said_roots(header: Header) -> BodyRoots:
 
 
 def body_roots(
-    updates: Iterable[Update], ballots: Iterable[Ballot], evidence: Iterable[Evidence]
+    updates: Iterable[Update], ballots: Iterable[BallotMessage], evidence: Iterable[Evidence]
 ) -> BodyRoots:
     """Those of a body."""
     return (

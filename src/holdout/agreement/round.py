@@ -11,15 +11,15 @@ they were verified before (the worker's own, and those that came before the roun
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from holdout.agreement.desk import URGENCY, Desk
+from holdout.agreement.context import URGENCY, Desk
 from holdout.agreement.draws import Draws, Signed
 from holdout.agreement.events import (
     BlobKind,
-    Fault,
     Halt,
+    MessageFault,
     Reject,
     Relay,
-    Report,
+    ReportEvidence,
     Send,
     SetTimer,
     Timer,
@@ -28,8 +28,10 @@ from holdout.agreement.events import (
     Want,
 )
 from holdout.agreement.headers import Header, Tip, read_header
+from holdout.agreement.learning_half import Phase, Proceedings
+from holdout.agreement.learning_messages import Phases, Waiting
 from holdout.agreement.messages import (
-    Ballot,
+    BallotMessage,
     Bundle,
     Evidence,
     GetUpdates,
@@ -41,8 +43,6 @@ from holdout.agreement.messages import (
 )
 from holdout.agreement.params import ATTEMPTS_MAX, Mode
 from holdout.agreement.periods import Periods
-from holdout.agreement.phases import Phases, Waiting
-from holdout.agreement.proceedings import Proceedings, Stage
 from holdout.agreement.sortition import Role
 from holdout.agreement.validation import Tools, Validation
 from holdout.agreement.votes import PERIODS_KEPT, Added, Tracker
@@ -115,7 +115,7 @@ class Round:
         self.proceedings.begin()
         agreeing = any(kind in {Kind.LEAD, Kind.VOTE} for kind, _, _ in desk.safety.mine)
         if agreeing or desk.safety.period:
-            self.proceedings.stage = Stage.OVER
+            self.proceedings.stage = Phase.OVER
             self.periods.resume()
             return
         for kind, after in (
@@ -147,11 +147,11 @@ class Round:
     def hurry(self) -> None:
         """End a wait early, if everybody expected has been heard."""
         proceedings, periods = self.proceedings, self.periods
-        if proceedings.stage is Stage.PROPOSING and proceedings.all_proposed():
+        if proceedings.stage is Phase.PROPOSING and proceedings.all_proposed():
             proceedings.end_proposals()
-        if proceedings.stage is Stage.VOTING and proceedings.all_voted():
+        if proceedings.stage is Phase.VOTING and proceedings.all_voted():
             proceedings.end_ballots()
-        if proceedings.stage is Stage.GATHERING and proceedings.all_voted():
+        if proceedings.stage is Phase.GATHERING and proceedings.all_voted():
             self._begin_periods()
         if periods.started and periods.phase == 0 and self._all_led():
             periods.filter()
@@ -177,28 +177,28 @@ class Round:
         fault = self._screen(claim)
         if fault is None:
             verified = self.draws.verify(Unverified(claim))
-            if not isinstance(verified, Fault):
+            if not isinstance(verified, MessageFault):
                 self.take(peer, data, verified)
                 return
             fault = verified
         self.desk.emit(Reject(peer, fault))
 
-    def _screen(self, claim: Signed) -> Fault | None:
+    def _screen(self, claim: Signed) -> MessageFault | None:
         """Cheap reasons to drop a message of this round, before and after it is verified."""
         period = self.periods.period
         match claim:
-            case Update() | Ballot():
-                return Fault.WRONG_MODEL if claim.model != self.tip.model else None
+            case Update() | BallotMessage():
+                return MessageFault.WRONG_MODEL if claim.model != self.tip.model else None
             case Lead():
                 if claim.period < period:
-                    return Fault.STALE
+                    return MessageFault.STALE
             case Vote():
                 if claim.step > self._step_max():
-                    return Fault.MALFORMED
+                    return MessageFault.MALFORMED
                 kept = PERIODS_KEPT if claim.step == Step.CERT else 1
                 if claim.period < period - kept:
-                    return Fault.STALE
-        return Fault.TOO_EARLY if claim.period > period + 1 else None
+                    return MessageFault.STALE
+        return MessageFault.TOO_EARLY if claim.period > period + 1 else None
 
     def take(self, peer: int, data: bytes, message: Signed) -> None:
         """A verified message; the worker's own ones come without bytes and are not relayed."""
@@ -212,20 +212,20 @@ class Round:
         else:
             self.desk.emit(Relay(data, URGENCY[message.envelope.kind], peer))
 
-    def _file(self, peer: int, message: Signed) -> Fault | None:
+    def _file(self, peer: int, message: Signed) -> MessageFault | None:
         match message:
             case Update():
                 return self._take_update(peer, message)
-            case Ballot():
+            case BallotMessage():
                 return self._take_ballot(peer, message)
             case Lead():
                 return self._take_lead(peer, message)
             case Vote():
                 return self._take_vote(peer, message)
 
-    def _take_update(self, peer: int, update: Update) -> Fault | None:
+    def _take_update(self, peer: int, update: Update) -> MessageFault | None:
         if update.size != self.desk.params.payload_bytes:
-            return Fault.MALFORMED
+            return MessageFault.MALFORMED
         fault = self.phases.add_update(update)
         if fault is not None:
             return fault
@@ -253,11 +253,11 @@ class Round:
             or self.periods.leads_now()
         )
 
-    def _take_ballot(self, peer: int, ballot: Ballot) -> Fault | None:
+    def _take_ballot(self, peer: int, ballot: BallotMessage) -> MessageFault | None:
         if ballot.entries[-1].proposer >= self.desk.params.workers:
-            return Fault.MALFORMED
+            return MessageFault.MALFORMED
         result = self.phases.add_ballot(ballot)
-        if isinstance(result, Fault):
+        if isinstance(result, MessageFault):
             return result
         self._publish(Kind.BALLOT, ballot.worker, peer)
         if isinstance(result, Waiting):
@@ -265,7 +265,7 @@ class Round:
             self.desk.emit(Send(peer, question.encode()))
         return None
 
-    def _take_lead(self, peer: int, lead: Lead) -> Fault | None:
+    def _take_lead(self, peer: int, lead: Lead) -> MessageFault | None:
         leads = self.periods.leads
         fault = leads.add(lead, self.draws.priority(lead))
         if fault is not None:
@@ -276,13 +276,13 @@ class Round:
         self.periods.want_led(lead, peer)
         return None
 
-    def _take_vote(self, peer: int, vote: Vote) -> Fault | None:
+    def _take_vote(self, peer: int, vote: Vote) -> MessageFault | None:
         tracker = self.periods.tracker
         match tracker.add(vote):
             case Added.DUPLICATE:
-                return Fault.DUPLICATE
+                return MessageFault.DUPLICATE
             case Added.SURPLUS:
-                return Fault.SURPLUS
+                return MessageFault.SURPLUS
             case Added.COUNTED:
                 pass
         if vote.worker in tracker.evidence:
@@ -299,7 +299,7 @@ class Round:
         if fault is None:
             tracker = self.periods.tracker
             bundle = self.draws.verify_bundle(Unverified(claim), tracker.seen)
-            if not isinstance(bundle, Fault):
+            if not isinstance(bundle, MessageFault):
                 tracker.add_bundle(bundle)
                 self._on_votes(bundle.period, bundle.step, bundle.value)
                 return
@@ -311,13 +311,13 @@ class Round:
         attempts = ATTEMPTS_MAX if self.desk.params.mode is Mode.SELF else 1
         return int(Step.DOWN) + 3 * (attempts - 1)
 
-    def _screen_bundle(self, bundle: Bundle) -> Fault | None:
+    def _screen_bundle(self, bundle: Bundle) -> MessageFault | None:
         if bundle.step > self._step_max():
-            return Fault.MALFORMED
+            return MessageFault.MALFORMED
         if bundle.step != Step.CERT and bundle.period < self.periods.period - 1:
-            return Fault.STALE
+            return MessageFault.STALE
         if self.periods.tracker.has_reached(bundle.period, bundle.step, bundle.value):
-            return Fault.DUPLICATE
+            return MessageFault.DUPLICATE
         return None
 
     def _on_votes(self, period: int, step: int, value: Digest) -> None:
@@ -348,10 +348,10 @@ class Round:
         """Somebody has caught a worker."""
         convicted = self.draws.convict(evidence)
         kind = evidence.first.kind
-        if isinstance(convicted, Fault):
+        if isinstance(convicted, MessageFault):
             self.desk.emit(Reject(peer, convicted))
         elif not self.phases.add_evidence(kind, convicted.worker, evidence):
-            self.desk.emit(Reject(peer, Fault.DUPLICATE))
+            self.desk.emit(Reject(peer, MessageFault.DUPLICATE))
         else:
             self._publish(kind, convicted.worker, peer)
 
@@ -361,7 +361,7 @@ class Round:
         if evidence is None:
             return
         desk = self.desk
-        desk.emit(Report(worker, self.number, evidence))
+        desk.emit(ReportEvidence(worker, self.number, evidence))
         desk.emit(Relay(evidence.encode(), Urgency.BALLOT, peer))
         liars, stands = len(self.phases.convicted(Kind.VOTE)), desk.params.byzantine
         if liars > stands and not desk.halted:

@@ -21,9 +21,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from fractions import Fraction
 
-from holdout.agreement.chances import RAREST, binomial, hypergeometric
 from holdout.agreement.messages import WORKERS_MAX
 from holdout.agreement.params import ATTEMPTS_MAX, Mode, RoleDraw, quorum_of_all
+from holdout.agreement.tails import RAREST, binomial, hypergeometric
 from holdout.errors import InfeasibleError, UserError
 from holdout.shares import byzantine_count, write_share
 from holdout.voting import approve_count
@@ -85,7 +85,7 @@ STRICT = Risk()
 
 
 @dataclass(frozen=True, slots=True)
-class Committee:
+class CommitteeSize:
     """A consensus committee: its size (in mode `self` the expected one) and quorum."""
 
     size: int
@@ -104,12 +104,12 @@ class Voters:
 
 
 @dataclass(frozen=True, slots=True)
-class Sizes:
+class NetworkSizes:
     """All sizes of a run."""
 
     mode: Mode
     role_draw: RoleDraw
-    committee: Committee
+    committee: CommitteeSize
     proposers: int
     """tau_P."""
     voters: Voters
@@ -125,7 +125,7 @@ def sizes(
     risk: Risk = STRICT,
     mode: Mode | None = None,
     role_draw: RoleDraw = RoleDraw.SELF,
-) -> Sizes:
+) -> NetworkSizes:
     """Everything that a run of n workers, a share f (or a count) of them Byzantine, should use."""
     liars = check_population(n, f)
     share = as_share(f, n)
@@ -134,7 +134,7 @@ def sizes(
         raise InfeasibleError(
             f"mode {chosen} needs at least {SAMPLED_WORKERS_MIN} workers; got n={n}"
         )
-    return Sizes(
+    return NetworkSizes(
         mode=chosen,
         role_draw=role_draw,
         committee=committee(n, liars, risk, chosen),
@@ -177,18 +177,18 @@ def usual_mode(n: int) -> Mode:
 # --- The consensus committee ---
 
 
-def committee(n: int, byzantine: int, risk: Risk, mode: Mode) -> Committee:
+def committee(n: int, byzantine: int, risk: Risk, mode: Mode) -> CommitteeSize:
     """The committee of this mode; everybody where no smaller one is good."""
     match mode:
         case Mode.ALL:
-            return Committee(n, quorum_of_all(n))
+            return CommitteeSize(n, quorum_of_all(n))
         case Mode.SHUFFLE:
             return shuffled_committee(n, byzantine, risk)
         case Mode.SELF:
             return self_selected_committee(n, byzantine, risk)
 
 
-def shuffled_committee(n: int, byzantine: int, risk: Risk) -> Committee:
+def shuffled_committee(n: int, byzantine: int, risk: Risk) -> CommitteeSize:
     """The smallest public draw of fixed size."""
 
     def safe_quorum(size: int) -> int:
@@ -200,17 +200,17 @@ def shuffled_committee(n: int, byzantine: int, risk: Risk) -> Committee:
     size = _smallest(1, n - 1, lambda low, high: honest_members(high) >= safe_quorum(low))
     if size is None:
         return committee(n, byzantine, risk, Mode.ALL)
-    return Committee(size, safe_quorum(size))
+    return CommitteeSize(size, safe_quorum(size))
 
 
 def self_selected_committee(
     n: int, byzantine: int, risk: Risk, *, each_step: bool = True, attempts: int = ATTEMPTS_MAX
-) -> Committee:
+) -> CommitteeSize:
     """Secret self-selection, drawn anew for each step (or, for comparison, once a period)."""
 
     def is_safe(tau: int, quorum: int) -> bool:
         return self_selection_is_safe(
-            n, byzantine, Committee(tau, quorum), risk, each_step=each_step, attempts=attempts
+            n, byzantine, CommitteeSize(tau, quorum), risk, each_step=each_step, attempts=attempts
         )
 
     def honest_members(tau: int) -> int:
@@ -222,13 +222,13 @@ def self_selected_committee(
     # The fewer votes are needed the better; safety falls with the quorum.
     quorums = range(1, honest_members(size) + 1)
     place = bisect.bisect_left(quorums, x=True, key=functools.partial(is_safe, size))
-    return Committee(size, quorums[place])
+    return CommitteeSize(size, quorums[place])
 
 
 def self_selection_is_safe(
     n: int,
     byzantine: int,
-    chosen: Committee,
+    chosen: CommitteeSize,
     risk: Risk,
     *,
     each_step: bool = True,
@@ -250,7 +250,9 @@ def two_quorums(n: int, byzantine: int, tau: int, quorum: int) -> float:
     )
 
 
-def _steps_agree(n: int, byzantine: int, chosen: Committee, *, attempts: int, left: float) -> bool:
+def _steps_agree(
+    n: int, byzantine: int, chosen: CommitteeSize, *, attempts: int, left: float
+) -> bool:
     """Whether committees of different steps contradict each other with at most this probability.
 
     If x honest workers are ready to certify a value, these x refuse to vote it down. So for every
@@ -332,6 +334,31 @@ def judge_voters(n: int, byzantine: int, size: int, risk: Risk, draw: RoleDraw) 
         binomial(n - byzantine, size, n).lower_quantile(risk.stuck),
         binomial(byzantine, size, n).upper_quantile(risk.unsafe),
     )
+
+
+def voters_for(n: int, byzantine: int, f: Fraction, voters: int, risk: Risk) -> Voters:
+    """M_min and b_max for so many voters.
+
+    Where they are enough, as in the tables. Where they are too few for that, the pair whose honest
+    ballots still carry an update over the floor, and which the draw breaks least often: with the
+    tables' floor, a small committee would never select anything.
+    """
+    planned = judge_voters(n, byzantine, voters, risk, RoleDraw.SELF)
+    if ballots_suffice(f, planned.ballots_min, planned.byzantine_max):
+        return planned
+    honest = binomial(n - byzantine, voters, n)
+    liars = binomial(byzantine, voters, n)
+
+    def broken(floor: int) -> float:
+        return honest.at_most(_ballots_for(floor, f) - 1) + liars.at_least(floor + 1)
+
+    floor = min(range(min(byzantine, voters) + 1), key=broken)
+    return Voters(voters, _ballots_for(floor, f), floor)
+
+
+def _ballots_for(floor: int, f: Fraction) -> int:
+    """The smallest M_min with ceil((1 - f) M_min) > floor."""
+    return math.floor(floor / (1 - f)) + 1
 
 
 def ballots_suffice(f: Fraction, ballots_min: int, byzantine_max: int) -> bool:

@@ -23,7 +23,7 @@ from holdout.errors import InvalidMessage
 from holdout.ids import Digest
 
 
-class Verdict(Enum):
+class Validity(Enum):
     """What is known about a block."""
 
     OPEN = "open"
@@ -52,7 +52,7 @@ class Tools:
 @dataclass(slots=True)
 class _Check:
     header: Header
-    verdict: Verdict
+    verdict: Validity
     period: int
     """In which the block came."""
     block: Block | None = None
@@ -83,10 +83,10 @@ class Validation:
 
     # -- questions ------------------------------------------------------------------------------
 
-    def verdict(self, value: Digest) -> Verdict:
+    def verdict(self, value: Digest) -> Validity:
         """What is known about the block of this digest."""
         check = self._checks.get(value)
-        return Verdict.OPEN if check is None else check.verdict
+        return Validity.OPEN if check is None else check.verdict
 
     def header(self, value: Digest) -> Header | None:
         """Its header, if it is in hand."""
@@ -148,11 +148,11 @@ class Validation:
 
     def hold(self, header: Header) -> None:
         """A block that was found valid before a crash; its model is on disk."""
-        self._checks[header.digest] = _Check(header, Verdict.VALID, self._period)
+        self._checks[header.digest] = _Check(header, Validity.VALID, self._period)
 
     def add_own(self, block: Block) -> None:
         """A block made here, of parts that were all checked."""
-        check = _Check(block.header, Verdict.VALID, self._period, block)
+        check = _Check(block.header, Validity.VALID, self._period, block)
         self._checks[block.header.digest] = check
 
     def add(self, value: Digest, data: bytes) -> None:
@@ -169,17 +169,17 @@ class Validation:
         if known is not None:
             known.block = block
             return
-        check = self._checks[value] = _Check(block.header, Verdict.OPEN, self._period, block)
+        check = self._checks[value] = _Check(block.header, Validity.OPEN, self._period, block)
         if self.active:
             self._begin(check)
 
     def _begin(self, check: _Check) -> None:
         block = check.block
-        if block is None or check.draft is not None or check.verdict is not Verdict.OPEN:
+        if block is None or check.draft is not None or check.verdict is not Validity.OPEN:
             return
         draft = self.tools.inspect(block, self.tip, self.genesis, self.draws, self.verifier)
         if isinstance(draft, str):
-            check.verdict, check.reason = Verdict.INVALID, draft
+            check.verdict, check.reason = Validity.INVALID, draft
             return
         check.draft = draft
         self.want(draft.needs, block.header.leader)
@@ -195,14 +195,14 @@ class Validation:
     def payload_ready(self) -> None:
         """Payloads have come: go on with what waited for them."""
         for check in list(self._checks.values()):
-            if check.verdict is Verdict.OPEN and check.job is None:
+            if check.verdict is Validity.OPEN and check.job is None:
                 self._go_on(check)
 
     def combined(self, result: Combined) -> None:
         """A model was recomputed: go on with what waited for it."""
         self._results[result.job] = result
         for check in list(self._checks.values()):
-            if check.verdict is Verdict.OPEN and check.job == result.job:
+            if check.verdict is Validity.OPEN and check.job == result.job:
                 self._go_on(check)
 
     # -- a draft: of this worker's own block, or of one that is checked ---------------------------
@@ -232,6 +232,6 @@ class Validation:
         assert block is not None  # noqa: S101  # Only blocks in hand have drafts.
         same = rebuilt.header.digest == block.header.digest
         if same and rebuilt.selection == block.selection:
-            check.verdict = Verdict.VALID
+            check.verdict = Validity.VALID
         else:
-            check.verdict, check.reason = Verdict.INVALID, "the result is not what its body gives"
+            check.verdict, check.reason = Validity.INVALID, "the result is not what its body gives"

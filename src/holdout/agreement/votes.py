@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum
 
-from holdout.agreement.messages import Bundle, Evidence, Mark, Step, Vote, kind_of
+from holdout.agreement.messages import Bundle, Evidence, Step, Vote, VoteSignature, kind_of
 from holdout.ids import Digest
 
 VERSIONS_MAX = 2  # Of one worker's vote in one slot: two are evidence, more are noise.
@@ -41,7 +41,7 @@ class Tracker:
     def __init__(self, quorum: int) -> None:
         self._quorum = quorum
         self._direct: dict[tuple[int, int], dict[int, list[Vote]]] = {}
-        self._marks: dict[tuple[int, int], dict[Digest, dict[int, Mark]]] = {}
+        self._marks: dict[tuple[int, int], dict[Digest, dict[int, VoteSignature]]] = {}
         self._reached: dict[tuple[int, int, Digest], None] = {}
         self.evidence: dict[int, Evidence] = {}
         """Two votes in one slot, of each worker that was caught."""
@@ -56,7 +56,7 @@ class Tracker:
         versions.append(vote)
         if len(versions) > 1 and vote.worker not in self.evidence:
             self.evidence[vote.worker] = Evidence.of(versions[0].envelope, versions[1].envelope)
-        mark = Mark(vote.worker, vote.envelope.signature, vote.envelope.proof)
+        mark = VoteSignature(vote.worker, vote.envelope.signature, vote.envelope.proof)
         self._at(vote.period, vote.step, vote.value).setdefault(vote.worker, mark)
         return Added.COUNTED
 
@@ -134,5 +134,5 @@ class Tracker:
             len(marks) for values in self._marks.values() for marks in values.values()
         )
 
-    def _at(self, period: int, step: int, value: Digest) -> dict[int, Mark]:
+    def _at(self, period: int, step: int, value: Digest) -> dict[int, VoteSignature]:
         return self._marks.setdefault((period, step), {}).setdefault(value, {})

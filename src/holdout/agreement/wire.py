@@ -20,7 +20,7 @@ from holdout.agreement.messages import (
     NONCE_BYTES,
     PROOF_BYTES_MAX,
     WORKERS_MAX,
-    Ballot,
+    BallotMessage,
     Behind,
     Bundle,
     Entry,
@@ -33,11 +33,11 @@ from holdout.agreement.messages import (
     HeadQuery,
     Kind,
     Lead,
-    Mark,
     Message,
     Step,
     Update,
     Vote,
+    VoteSignature,
     kind_of,
 )
 from holdout.errors import InvalidMessage
@@ -61,7 +61,7 @@ def decode(data: bytes) -> Unverified[Message]:
 def encode(message: Message) -> bytes:
     """The bytes on the wire: the inverse of `decode`."""
     match message:
-        case Update() | Ballot() | Lead() | Vote() | HeadAnswer():
+        case Update() | BallotMessage() | Lead() | Vote() | HeadAnswer():
             return message.envelope.encode()
         case _:
             return message.encode()
@@ -114,10 +114,10 @@ def decode_envelope(data: bytes) -> Envelope:
     return decode_with(data, read)
 
 
-def open_envelope(envelope: Envelope) -> Update | Ballot | Lead | Vote | HeadAnswer:
+def open_envelope(envelope: Envelope) -> Update | BallotMessage | Lead | Vote | HeadAnswer:
     """What the signed part says."""
 
-    def read(reader: Reader) -> Update | Ballot | Lead | Vote | HeadAnswer:
+    def read(reader: Reader) -> Update | BallotMessage | Lead | Vote | HeadAnswer:
         if reader.blob(16) != _TAGS[envelope.kind]:
             raise InvalidMessage("the signed part is of another kind than the message")
         chain = reader.digest()
@@ -140,7 +140,9 @@ def open_envelope(envelope: Envelope) -> Update | Ballot | Lead | Vote | HeadAns
                 )
             case Kind.BALLOT:
                 worker, model = reader.u32(), reader.digest()
-                return Ballot(chain, round_number, worker, model, _read_entries(reader), envelope)
+                return BallotMessage(
+                    chain, round_number, worker, model, _read_entries(reader), envelope
+                )
             case Kind.LEAD:
                 period, worker = reader.u32(), reader.u32()
                 original, value = reader.u32(), reader.digest()
@@ -187,7 +189,7 @@ def read_bundle(reader: Reader) -> Bundle:
         reader.u8(),
         reader.digest(),
         reader.items(
-            lambda r: Mark(r.u32(), r.exactly(SIGNATURE_BYTES), r.blob(PROOF_BYTES_MAX)),
+            lambda r: VoteSignature(r.u32(), r.exactly(SIGNATURE_BYTES), r.blob(PROOF_BYTES_MAX)),
             WORKERS_MAX,
         ),
     )

@@ -9,8 +9,8 @@ from types import MappingProxyType
 
 from holdout.attacks import ballots, updates
 from holdout.attacks.ballots import BallotAttack, BallotView
-from holdout.attacks.passing import DeployedRule
 from holdout.attacks.view import Attack, Deployed, Lie, View
+from holdout.rules.rehearsal import DeployedRule
 
 ATTACKS: Mapping[str, Callable[..., Attack]] = MappingProxyType(
     {

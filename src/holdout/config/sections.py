@@ -65,7 +65,7 @@ class Section(BaseModel):
     )
 
 
-class Experiment(Section):
+class ExperimentSection(Section):
     """What is compared, for how long, how often."""
 
     name: FolderName = "mnist-alie"
@@ -88,7 +88,7 @@ class Experiment(Section):
     """Of torch; 0: one per core. Too many are far slower on shared cores."""
 
 
-class Data(Section):
+class DataSection(Section):
     """Which data, and who holds which rows."""
 
     name: Name = "mnist"
@@ -104,13 +104,13 @@ class Data(Section):
     """The paper's m; without repetition inside a worker, workers may overlap."""
 
 
-class Model(Section):
+class ModelSection(Section):
     """What is trained."""
 
     name: Name = "mlp"
 
 
-class Training(Section):
+class TrainingSection(Section):
     """The SGD step."""
 
     batch_size: Count = 83
@@ -122,7 +122,7 @@ class Training(Section):
     """Of the server's step; candidates of a vote stay w - eta * g."""
 
 
-class Federation(Section):
+class FederationSection(Section):
     """Who takes part, who lies, who is drawn."""
 
     mode: Literal["central", "decentralized"] = "central"
@@ -157,7 +157,7 @@ class Federation(Section):
         return byzantine_count(self.assumed_byzantine, self.workers)
 
 
-class Vote(Section):
+class VoteSection(Section):
     """How voters judge."""
 
     samples: Count = 2000
@@ -170,7 +170,7 @@ class Vote(Section):
     """first-order: one gradient a voter instead of N_p evaluations."""
 
 
-class Attack(Section):
+class AttackSection(Section):
     """What Byzantine workers do; an attack's own parameters are further keys."""
 
     model_config = ConfigDict(extra="allow")
@@ -197,13 +197,13 @@ class Attack(Section):
 class Config(Section):
     """A whole experiment."""
 
-    experiment: Experiment = Experiment()
-    data: Data = Data()
-    model: Model = Model()
-    training: Training = Training()
-    federation: Federation = Federation()
-    vote: Vote = Vote()
-    attack: Attack = Attack()
+    experiment: ExperimentSection = ExperimentSection()
+    data: DataSection = DataSection()
+    model: ModelSection = ModelSection()
+    training: TrainingSection = TrainingSection()
+    federation: FederationSection = FederationSection()
+    vote: VoteSection = VoteSection()
+    attack: AttackSection = AttackSection()
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values, complete: what `config.toml` and `summary.json` hold."""

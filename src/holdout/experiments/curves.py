@@ -31,7 +31,7 @@ RULE_NAMES = {
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class Series:
     """A quantity over the rounds: mean, lowest and highest of the seeds that have it."""
 
     rounds: tuple[int, ...]
@@ -41,7 +41,7 @@ class Line:
 
 
 @dataclass(frozen=True, slots=True)
-class Curve:
+class CurveResult:
     """One rule under one attack."""
 
     rule: str
@@ -64,14 +64,14 @@ class Curve:
         """How many seeds ended in numbers that are not finite."""
         return sum(lines[-1].get("outcome") == "diverged" for lines in self.seeds.values())
 
-    def line(self, key: str, *, scale: float = 1.0) -> Line:
+    def line(self, key: str, *, scale: float = 1.0) -> Series:
         """What the rounds hold under a key, over the seeds; rounds without it are left out."""
         found: dict[int, list[float]] = {}
         for record in self.rounds:
             if (value := _finite(record.get(key))) is not None:
                 found.setdefault(record["round"], []).append(scale * value)
         rounds = sorted(found)
-        return Line(
+        return Series(
             tuple(rounds),
             tuple(fmean(found[r]) for r in rounds),
             tuple(min(found[r]) for r in rounds),
@@ -101,7 +101,7 @@ class TableRow:
     """Seeds that ended in numbers that are not finite."""
 
 
-def group(rounds: Iterable[Round]) -> list[Curve]:
+def group(rounds: Iterable[Round]) -> list[CurveResult]:
     """The curves, the unattacked mean first, then in the order of the rounds."""
     found: dict[tuple[str, str], dict[int, list[Round]]] = {}
     for record in rounds:
@@ -109,7 +109,7 @@ def group(rounds: Iterable[Round]) -> list[Curve]:
         seeds.setdefault(record["seed"], []).append(record)
     several = len({attack for _, attack in found} - {NO_ATTACK}) > 1
     return [
-        Curve(rule, attack, label(rule, attack, name_attack=several), found[rule, attack])
+        CurveResult(rule, attack, label(rule, attack, name_attack=several), found[rule, attack])
         for rule, attack in sorted(found, key=lambda key: key != BASELINE)
     ]
 
@@ -141,7 +141,7 @@ def final_table(rounds: Iterable[Round]) -> list[TableRow]:
     return [_row(curve, end, upper) for curve, end in zip(curves, ends, strict=True)]
 
 
-def _row(curve: Curve, ends: Sequence[float], upper: float | None) -> TableRow:
+def _row(curve: CurveResult, ends: Sequence[float], upper: float | None) -> TableRow:
     accuracy = fmean(ends) if ends else None
     lines = curve.rounds
     accepted = [
@@ -162,7 +162,7 @@ def _row(curve: Curve, ends: Sequence[float], upper: float | None) -> TableRow:
     )
 
 
-def _final_accuracies(curve: Curve) -> list[float]:
+def _final_accuracies(curve: CurveResult) -> list[float]:
     """The last accuracy measured, of each seed that has one."""
     strands = (
         [value for line in lines if (value := _finite(line.get("accuracy"))) is not None]

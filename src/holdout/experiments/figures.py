@@ -18,7 +18,7 @@ from matplotlib.lines import Line2D
 from matplotlib.style import context
 from matplotlib.ticker import MaxNLocator
 
-from holdout.experiments.curves import NO_ATTACK, Curve, name_of
+from holdout.experiments.curves import NO_ATTACK, CurveResult, name_of
 
 SIZE_INCHES = (7.2, 4.0)
 PANEL_INCHES = 3.6
@@ -66,7 +66,7 @@ class Look:
     width: float
 
 
-def looks(curves: Sequence[Curve]) -> list[Look]:
+def looks(curves: Sequence[CurveResult]) -> list[Look]:
     """A look for each curve, the same in the figure and on the page."""
     own = {
         "holdout": Look("#0072B2", "solid", "circle", 2.4),
@@ -88,9 +88,9 @@ def looks(curves: Sequence[Curve]) -> list[Look]:
     return found
 
 
-def looks_of_rules(panels: Sequence[Sequence[Curve]]) -> dict[str, Look]:
+def looks_of_rules(panels: Sequence[Sequence[CurveResult]]) -> dict[str, Look]:
     """A look for each rule of any panel; no two rules look the same, in whichever panels."""
-    rules: dict[str, Curve] = {}
+    rules: dict[str, CurveResult] = {}
     for curves in sorted(panels, key=len, reverse=True):
         for curve in curves:
             if not curve.is_baseline:
@@ -98,7 +98,7 @@ def looks_of_rules(panels: Sequence[Sequence[Curve]]) -> dict[str, Look]:
     return dict(zip(rules, looks(list(rules.values())), strict=True))
 
 
-def accuracy_png(curves: Sequence[Curve]) -> bytes:
+def accuracy_png(curves: Sequence[CurveResult]) -> bytes:
     """The accuracy of every curve over the rounds; the same curves give the same bytes."""
     # The user's own matplotlib settings must not change the picture.
     with context(SETTINGS):
@@ -114,7 +114,7 @@ def accuracy_png(curves: Sequence[Curve]) -> bytes:
         return _png(figure)
 
 
-def panels_png(panels: Sequence[tuple[str, Sequence[Curve]]]) -> bytes:
+def panels_png(panels: Sequence[tuple[str, Sequence[CurveResult]]]) -> bytes:
     """Several experiments side by side, each with its title; a rule looks the same in all."""
     by_rule = looks_of_rules([curves for _, curves in panels])
     width = PANEL_INCHES * len(panels) + SIZE_INCHES[0] - SIZE_INCHES[1]
@@ -156,7 +156,7 @@ def _png(figure: Figure) -> bytes:
 
 
 def _draw(
-    axes: Axes, curves: Sequence[Curve], chosen: Sequence[Look]
+    axes: Axes, curves: Sequence[CurveResult], chosen: Sequence[Look]
 ) -> list[tuple[float, str, Line2D]]:
     """Draw the curves; the final accuracy, label and line of each that has a measured round."""
     drawn = []
@@ -197,7 +197,7 @@ def _draw(
 
 
 def _add_legend(
-    figure: Figure, curves: Sequence[Curve], drawn: Sequence[tuple[float, str, Line2D]]
+    figure: Figure, curves: Sequence[CurveResult], drawn: Sequence[tuple[float, str, Line2D]]
 ) -> None:
     """Beside the axes, where it hides nothing, in the order in which the curves end."""
     ordered = sorted(drawn, key=lambda entry: -entry[0])

@@ -13,25 +13,25 @@ from holdout.config import Config, parse
 from holdout.data.datasets import Dataset, dataset_from, load, standardised
 from holdout.data.partition import partition
 from holdout.errors import ConfigError, DataError, ModelError, PluginError
-from holdout.experiments.lookups import Lookups
-from holdout.experiments.own import Own
+from holdout.experiments.plugins import Plugins
+from holdout.experiments.resolve_names import Lookups
+from holdout.federation.round_setup import Curve, Federation
 from holdout.ids import WorkerId
 from holdout.learning import vector
 from holdout.learning.models import ModelFactory, build
 from holdout.seeds import stream
-from holdout.simulation.stage import Curve, Federation
 from holdout.voting import draw_byzantine
 from holdout.workers import HonestWorker, Recipe, Shard, Worker
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Plan:
+class ExperimentPlan:
     """An experiment that can be run: the curves of one seed after the other."""
 
     config: Config
     curves: Sequence[tuple[Curve, int]]
     """Each curve with its seed, in the order in which they are run."""
-    own: Own
+    own: Plugins
     factory: ModelFactory
     dataset: Dataset
 
@@ -99,9 +99,9 @@ class Plan:
         return made
 
 
-def make_plan(config: Config | Mapping[str, Any], own: Own | None = None) -> Plan:
+def make_plan(config: Config | Mapping[str, Any], own: Plugins | None = None) -> ExperimentPlan:
     """Look everything up and load the data; a ConfigError lists all mistakes found."""
-    own = own or Own()
+    own = own or Plugins()
     values = config.as_dict() if isinstance(config, Config) else dict(config)
     parsed = parse(_with_names(values, own))
     lookups = Lookups(parsed, own)
@@ -113,12 +113,12 @@ def make_plan(config: Config | Mapping[str, Any], own: Own | None = None) -> Pla
         raise ConfigError([*parsed.problems, *lookups.problems])
     config = parsed.config
     dataset = _load(config, own)
-    plan = Plan(config, curves, own, factory, dataset)
+    plan = ExperimentPlan(config, curves, own, factory, dataset)
     _check_fit(plan)
     return plan
 
 
-def _load(config: Config, own: Own) -> Dataset:
+def _load(config: Config, own: Plugins) -> Dataset:
     if own.data is None:
         path = Path(config.data.path) if config.data.path else None
         return load(config.data.name, path=path, normalise=config.data.normalise)
@@ -126,7 +126,7 @@ def _load(config: Config, own: Own) -> Dataset:
     return standardised(dataset) if config.data.normalise else dataset
 
 
-def _with_names(values: Mapping[str, Any], own: Own) -> dict[str, Any]:
+def _with_names(values: Mapping[str, Any], own: Plugins) -> dict[str, Any]:
     """The values with the names of own objects in place, so that a run folder tells of them."""
     named = {
         "attack": ("name", own.attack),
@@ -166,7 +166,7 @@ def _poisoned(act: Attack | None, dataset: Dataset) -> Tensor:
     return poisoned
 
 
-def _check_fit(plan: Plan) -> None:
+def _check_fit(plan: ExperimentPlan) -> None:
     """What can only be seen with the data at hand: shards and model must fit it."""
     config, dataset = plan.config, plan.dataset
     problems = []

@@ -18,11 +18,11 @@ import tomli_w
 from plotly.offline import get_plotlyjs
 
 from holdout.errors import RunFolderError
-from holdout.experiments.agreements import agreement_table, is_agreement_or_null, network_notes
-from holdout.experiments.curves import Curve, TableRow, final_table, group
-from holdout.experiments.drawn import chart_lines, thinned_charts, votes
+from holdout.experiments.agreement_table import agreement_table, is_agreement_or_null, network_notes
+from holdout.experiments.curves import CurveResult, TableRow, final_table, group
 from holdout.experiments.figures import accuracy_png
-from holdout.experiments.findings import cautions, headline, percent, unfinished
+from holdout.experiments.headlines import cautions, headline, percent, unfinished
+from holdout.experiments.page_data import chart_lines, thinned_charts, votes
 from holdout.results import ROUNDS, SUMMARY, Run, jsonable, read_run, write_atomic
 
 __all__ = ["TableRow", "final_table", "write_report"]
@@ -98,7 +98,7 @@ _KINDS: Mapping[str, Callable[[Any], bool]] = {
 }
 
 
-def _page(run: Run, curves: Sequence[Curve]) -> str:
+def _page(run: Run, curves: Sequence[CurveResult]) -> str:
     rows = final_table(run.rounds)
     missing = unfinished(curves, run.config)
     if missing and curves:
@@ -140,7 +140,7 @@ def _script_json(value: Any) -> str:
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
 
-def _facts(run: Run, curves: Sequence[Curve]) -> list[str]:
+def _facts(run: Run, curves: Sequence[CurveResult]) -> list[str]:
     def known(section: str, key: str, words: str) -> list[str]:
         values = run.config.get(section)
         value = values.get(key) if isinstance(values, Mapping) else None
@@ -189,7 +189,7 @@ def _final_table_html(rows: Sequence[TableRow]) -> str:
     return _table_html(head, body)
 
 
-def _outcome_table_html(curves: Sequence[Curve]) -> str:
+def _outcome_table_html(curves: Sequence[CurveResult]) -> str:
     """Only what happened has a column."""
     counts = []
     for curve in curves:

@@ -21,10 +21,10 @@ from holdout.data.datasets import load
 from holdout.errors import RunFolderError
 from holdout.experiments.curves import TableRow, final_table, group
 from holdout.experiments.figures import panels_png
-from holdout.experiments.own import Own
+from holdout.experiments.parallel import Job, run_together
 from holdout.experiments.plan import make_plan
+from holdout.experiments.plugins import Plugins
 from holdout.experiments.runner import Watch
-from holdout.experiments.together import Job, run_together
 from holdout.results import read_run, write_atomic
 
 FIGURE = "figure.png"
@@ -115,7 +115,7 @@ def reproduce(
     panels = FIGURES[name]
     configs = [apply_settings(_with_data(panel.name, data), list(settings)) for panel in panels]
     # Read once for all panels, and before anything is written.
-    own = Own(data=load(name, path=data, normalise=False))
+    own = Plugins(data=load(name, path=data, normalise=False))
     first, *others = (make_plan(values, own) for values in configs)
     # In memory once, too: the settings are the same for all panels.
     plans = [first, *(replace(plan, dataset=first.dataset) for plan in others)]

@@ -14,23 +14,23 @@ import torch
 import holdout
 from holdout import results
 from holdout.config import Config
-from holdout.experiments.curves import TableRow, final_table
-from holdout.experiments.lookups import is_decentralized
-from holdout.experiments.own import Own
-from holdout.experiments.places import (
+from holdout.experiments.checkpoints import (
     Place,
     check_fit,
     notes_on_environment,
     restore,
     to_checkpoint,
 )
-from holdout.experiments.plan import Plan, make_plan
+from holdout.experiments.curves import TableRow, final_table
+from holdout.experiments.plan import ExperimentPlan, make_plan
+from holdout.experiments.plugins import Plugins
 from holdout.experiments.report import write_report
+from holdout.experiments.resolve_names import is_decentralized
+from holdout.federation import central, decentralized
+from holdout.federation.network_sizes import notes_on
+from holdout.federation.round_setup import first_state
 from holdout.results import Checkpoint, RunFolder
 from holdout.rounds import RoundRecord
-from holdout.simulation import central, decentralized
-from holdout.simulation.founding import notes_on
-from holdout.simulation.stage import first_state
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +74,7 @@ def run(
     *,
     out: Path | str | None = None,
     resume: bool = False,
-    own: Own | None = None,
+    own: Plugins | None = None,
     watch: Watch | None = None,
     say: Callable[[str], None] | None = None,
 ) -> Result:
@@ -144,7 +144,7 @@ def _threads(config: Config) -> Iterator[None]:
 
 
 def _run_curves(
-    plan: Plan,
+    plan: ExperimentPlan,
     folder: RunFolder | None,
     checkpoint: Checkpoint | None,
     rounds: list[Mapping[str, Any]],
@@ -157,7 +157,7 @@ def _run_curves(
 
 
 def run_curve(
-    plan: Plan,
+    plan: ExperimentPlan,
     place: Place,
     folder: RunFolder | None,
     rounds: list[Mapping[str, Any]],
@@ -197,7 +197,7 @@ def run_curve(
 
 
 def finish(
-    plan: Plan,
+    plan: ExperimentPlan,
     rounds: Sequence[Mapping[str, Any]],
     folder: RunFolder | None,
     notes: Sequence[str] = (),

@@ -17,12 +17,12 @@ from holdout.agreement.sizing import Risk
 from holdout.errors import UserError
 from holdout.results import to_json
 from holdout.shares import write_share
-from holdout.simulation.adversaries_agreement import BEHAVIOURS
-from holdout.simulation.checkers import Violation
-from holdout.simulation.cluster import usual_sizes
-from holdout.simulation.faults import ALL_FAULTS, RunType, read_faults
-from holdout.simulation.trace import Trace
-from holdout.simulation.trial import Outcome, Trial, run_trial
+from holdout.simulator.adversaries_agreement import BEHAVIOURS
+from holdout.simulator.checkers import Violation
+from holdout.simulator.cluster import usual_sizes
+from holdout.simulator.faults import ALL_FAULTS, RunType, read_faults
+from holdout.simulator.trace import Trace
+from holdout.simulator.trial import Trial, TrialOutcome, run_trial
 
 SEED_MAX = 1 << 63
 ONE_PROCESS = 16
@@ -33,7 +33,7 @@ Watch = Callable[[int, int, int], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class SimulationPlan:
     """Which runs are asked for."""
 
     seeds: range
@@ -85,10 +85,10 @@ class Plan:
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class SimulationReport:
     """What came of all runs."""
 
-    plan: Plan
+    plan: SimulationPlan
     runs: int
     liveness_runs: int
     rounds: int
@@ -160,7 +160,7 @@ def make_plan(
     run_type: str | None = None,
     proposers: int | None = None,
     voters: int | None = None,
-) -> Plan:
+) -> SimulationPlan:
     """Check everything that the user said; refused with the reason where it cannot work."""
     if seeds.start >= seeds.stop:
         raise UserError(
@@ -188,15 +188,17 @@ def make_plan(
         voters=voters,
     )
     _ = trial.params  # Refuses a mode that does not fit.
-    return Plan(seeds, trial, faults if kinds != ALL_FAULTS else "all")
+    return SimulationPlan(seeds, trial, faults if kinds != ALL_FAULTS else "all")
 
 
-def simulate(plan: Plan, *, watch: Watch | None = None, processes: int | None = None) -> Report:
+def simulate(
+    plan: SimulationPlan, *, watch: Watch | None = None, processes: int | None = None
+) -> SimulationReport:
     """Run all seeds, on all cores; runs are independent, so their order changes nothing.
 
     On Ctrl-C the report is of the runs that are done.
     """
-    done: list[Outcome] = []
+    done: list[TrialOutcome] = []
     broken = 0
     with suppress(KeyboardInterrupt):
         for outcome in _outcomes(plan, processes or os.cpu_count() or 1):
@@ -207,9 +209,9 @@ def simulate(plan: Plan, *, watch: Watch | None = None, processes: int | None = 
     return summarise(plan, done)
 
 
-def summarise(plan: Plan, outcomes: Sequence[Outcome]) -> Report:
+def summarise(plan: SimulationPlan, outcomes: Sequence[TrialOutcome]) -> SimulationReport:
     """The report of these runs."""
-    return Report(
+    return SimulationReport(
         plan,
         runs=len(outcomes),
         liveness_runs=sum(outcome.run_type is RunType.LIVENESS for outcome in outcomes),
@@ -224,13 +226,13 @@ def summarise(plan: Plan, outcomes: Sequence[Outcome]) -> Report:
     )
 
 
-def show(plan: Plan, seed: int) -> tuple[Report, Trace]:
+def show(plan: SimulationPlan, seed: int) -> tuple[SimulationReport, Trace]:
     """One run with its trace."""
     trace = Trace()
     return summarise(plan, [run_trial(plan.trial, seed, trace)]), trace
 
 
-def _outcomes(plan: Plan, processes: int) -> Iterator[Outcome]:
+def _outcomes(plan: SimulationPlan, processes: int) -> Iterator[TrialOutcome]:
     run = partial(run_trial, plan.trial)
     if processes == 1 or len(plan.seeds) <= ONE_PROCESS:
         yield from map(run, plan.seeds)

@@ -17,7 +17,7 @@ DETAIL_MAX = 200
 
 
 @dataclass(frozen=True, slots=True)
-class Fault:
+class RejectedReply:
     """A reply that does not count."""
 
     node: int
@@ -31,7 +31,7 @@ class Answers:
 
     contents: dict[int, RecordDict] = field(default_factory=dict)
     """By node, in the order in which they were asked."""
-    faults: list[Fault] = field(default_factory=list)
+    faults: list[RejectedReply] = field(default_factory=list)
     silent: list[int] = field(default_factory=list)
     """Nodes of which nothing was heard, or which the SuperLink knows to be gone."""
 
@@ -42,28 +42,28 @@ def collate(asked: Sequence[Metadata], replies: Iterable[object]) -> Answers:
     (Not by their sender: where a node is gone, the SuperLink answers in its place.)
     """
     questions = {question.message_id: question for question in asked}
-    found: dict[int, RecordDict | Fault] = {}
-    strays: list[Fault] = []
+    found: dict[int, RecordDict | RejectedReply] = {}
+    strays: list[RejectedReply] = []
     for reply in replies:
         if not isinstance(reply, Message):
-            strays.append(Fault(0, ReplyFault.MALFORMED))
+            strays.append(RejectedReply(0, ReplyFault.MALFORMED))
             continue
         sender = reply.metadata.src_node_id
         question = questions.get(reply.metadata.reply_to_message_id)
         if question is None:
-            strays.append(Fault(sender, ReplyFault.NOT_DRAWN))
+            strays.append(RejectedReply(sender, ReplyFault.NOT_DRAWN))
         elif not _may_answer(reply, question):
             detail = f"answers in the place of node {question.dst_node_id}"
-            strays.append(Fault(sender, ReplyFault.NOT_DRAWN, detail))
+            strays.append(RejectedReply(sender, ReplyFault.NOT_DRAWN, detail))
         elif question.dst_node_id in found:
-            strays.append(Fault(question.dst_node_id, ReplyFault.SECOND))
+            strays.append(RejectedReply(question.dst_node_id, ReplyFault.SECOND))
         else:
             found[question.dst_node_id] = _read(reply, question)
     answers = Answers(faults=strays)
     for question in asked:
         node = question.dst_node_id
-        outcome = found.get(node, Fault(node, ReplyFault.MISSING))
-        if isinstance(outcome, Fault):
+        outcome = found.get(node, RejectedReply(node, ReplyFault.MISSING))
+        if isinstance(outcome, RejectedReply):
             answers.faults.append(outcome)
             if outcome.reason in {ReplyFault.MISSING, ReplyFault.UNAVAILABLE}:
                 answers.silent.append(node)
@@ -77,12 +77,12 @@ def _may_answer(reply: Message, question: Metadata) -> bool:
     return sender == question.dst_node_id or (reply.has_error() and sender == SUPERLINK_NODE)
 
 
-def _read(reply: Message, question: Metadata) -> RecordDict | Fault:
+def _read(reply: Message, question: Metadata) -> RecordDict | RejectedReply:
     node = question.dst_node_id
     if reply.has_error():
-        return Fault(node, error_fault(reply), brief(reply.error.reason))
+        return RejectedReply(node, error_fault(reply), brief(reply.error.reason))
     if not reply.has_content() or reply.metadata.message_type != question.message_type:
-        return Fault(node, ReplyFault.MALFORMED)
+        return RejectedReply(node, ReplyFault.MALFORMED)
     return reply.content
 
 
@@ -92,7 +92,7 @@ def brief(text: object) -> str:
     return ascii(words if len(words) <= DETAIL_MAX else words[:DETAIL_MAX] + "...")[1:-1]
 
 
-def log_faults(what: str, faults: Iterable[Fault]) -> None:
+def log_faults(what: str, faults: Iterable[RejectedReply]) -> None:
     """Each with node and reason."""
     for fault in faults:
         detail = f" ({fault.detail})" if fault.detail else ""

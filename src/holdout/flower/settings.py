@@ -13,7 +13,7 @@ SEED_BITS = 53
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
+class StrategySettings:
     """As given by the user."""
 
     num_proposers: int | None

@@ -12,9 +12,10 @@ import torch
 from flwr.app import Message, Metadata
 
 from holdout.errors import InfeasibleError
-from holdout.flower.checked import CheckedStrategy
+from holdout.flower.base import CheckedStrategy
 from holdout.flower.exchange import exchange
 from holdout.flower.metrics import MetricsFunction
+from holdout.flower.open_round import TOO_FEW_BALLOTS, DrawSizes, OpenRound, Verdict
 from holdout.flower.records import (
     PLAIN_VOTE_TYPE,
     VOTE_TYPE,
@@ -22,9 +23,8 @@ from holdout.flower.records import (
     VoteCall,
     read_ballot,
 )
-from holdout.flower.replies import Answers, Fault, collate
-from holdout.flower.rounds import TOO_FEW_BALLOTS, OpenRound, Sizes, Verdict
-from holdout.flower.settings import Settings, count_problems
+from holdout.flower.replies import Answers, RejectedReply, collate
+from holdout.flower.settings import StrategySettings, count_problems
 from holdout.ids import ProposalId
 from holdout.rounds import (
     AdmittedProposals,
@@ -94,7 +94,7 @@ class HoldOut(CheckedStrategy):
         name: str = "flower",
         attack: str = "unknown attack",
     ) -> None:
-        settings = Settings(
+        settings = StrategySettings(
             num_proposers=num_proposers,
             byzantine_fraction=byzantine_fraction,
             propose_timeout=propose_timeout,
@@ -147,11 +147,11 @@ class HoldOut(CheckedStrategy):
         # Which type of vote message a node has answered; where none is known, both are tried.
         self._vote_types: dict[int, str] = {}
 
-    def _sizes(self, connected: int) -> Sizes:
+    def _sizes(self, connected: int) -> DrawSizes:
         proposers = self._trained_by(connected)
         if self.num_voters is not None:
-            return Sizes(proposers, self.num_voters)
-        return Sizes(proposers, max(1, min(proposers, connected - proposers)))
+            return DrawSizes(proposers, self.num_voters)
+        return DrawSizes(proposers, max(1, min(proposers, connected - proposers)))
 
     def _decide(self, stage: OpenRound, admitted: AdmittedProposals) -> Verdict:
         if self.terms.bound:
@@ -241,14 +241,14 @@ class HoldOut(CheckedStrategy):
         stage: OpenRound,
         answers: Answers,
         decision: Decision,
-    ) -> list[Fault]:
+    ) -> list[RejectedReply]:
         """Every ballot that does not count, with its node."""
         nodes = {self._roster.numbers[node]: node for node in stage.voters}
         void = [(nodes[voter], fault.value) for voter, fault in decision.void_ballots]
         # Whose reply never became a ballot was told already, with the reason.
         return [
             *answers.faults,
-            *(Fault(node, reason) for node, reason in void if node in answers.contents),
+            *(RejectedReply(node, reason) for node, reason in void if node in answers.contents),
         ]
 
     def _voters_in_words(self) -> str:
@@ -313,7 +313,7 @@ class Robust(CheckedStrategy):
         name: str = "flower",
         attack: str = "unknown attack",
     ) -> None:
-        settings = Settings(
+        settings = StrategySettings(
             num_proposers=num_proposers,
             byzantine_fraction=byzantine_fraction,
             propose_timeout=propose_timeout,
@@ -341,8 +341,8 @@ class Robust(CheckedStrategy):
         )
         self.rule = rule
 
-    def _sizes(self, connected: int) -> Sizes:
-        return Sizes(self._trained_by(connected), 0)
+    def _sizes(self, connected: int) -> DrawSizes:
+        return DrawSizes(self._trained_by(connected), 0)
 
     def _decide(self, _stage: OpenRound, admitted: AdmittedProposals) -> Verdict:
         n = len(admitted.valid)
@@ -351,7 +351,7 @@ class Robust(CheckedStrategy):
         return Verdict(decision, decision.outcome)
 
 
-def _rule_problems(rule: str, settings: Settings) -> list[str]:
+def _rule_problems(rule: str, settings: StrategySettings) -> list[str]:
     """A rule that is none, or that could not work if every proposer sent a valid update."""
     if rule not in RULES:
         return [f"rule = {rule!r}: must be one of {', '.join(RULES)}"]

@@ -45,7 +45,7 @@ def _add_node(commands: Any) -> None:
     init.add_argument("--listen", metavar="HOST:PORT", help="where it listens (default: address)")
     init.add_argument(
         "--worker",
-        default="holdout.node.bundled:make_worker",
+        default="holdout.node.localnet.demo_worker:make_worker",
         metavar="PACKAGE.MODULE:NAME",
         help="the member's own code",
     )
@@ -202,7 +202,7 @@ def _say(text: str) -> None:
 
 
 def _init(options: argparse.Namespace) -> int:
-    from holdout.node.members import MEMBER, init_node
+    from holdout.node.membership.members import MEMBER, init_node
 
     with _writing():
         init_node(
@@ -217,7 +217,7 @@ def _init(options: argparse.Namespace) -> int:
 
 
 def _reveal(options: argparse.Namespace) -> int:
-    from holdout.node.members import reveal
+    from holdout.node.membership.members import reveal
 
     with _writing():
         reveal(options.folder, options.setup, options.out)
@@ -226,7 +226,7 @@ def _reveal(options: argparse.Namespace) -> int:
 
 
 def _join(options: argparse.Namespace) -> int:
-    from holdout.node.members import join
+    from holdout.node.membership.members import join
 
     with _writing():
         network = join(options.folder, options.network)
@@ -235,14 +235,14 @@ def _join(options: argparse.Namespace) -> int:
 
 
 def _run(options: argparse.Namespace) -> int:
-    from holdout.node.running import run_node
+    from holdout.node.runtime.node import run_node
 
     run_node(options.folder, until=options.until)
     return 0
 
 
 def _status(options: argparse.Namespace) -> int:
-    from holdout.node.status import ask_status
+    from holdout.node.runtime.status import ask_status
 
     status = ask_status(options.folder)
     if options.json:
@@ -275,8 +275,8 @@ def _status(options: argparse.Namespace) -> int:
 
 
 def _verify(options: argparse.Namespace) -> int:
-    from holdout.node.audit import audit
-    from holdout.node.offline import opened
+    from holdout.node.storage.audit import audit
+    from holdout.node.storage.offline import opened
 
     try:
         with opened(options.folder) as (store, network):
@@ -295,7 +295,7 @@ def _verify(options: argparse.Namespace) -> int:
 
 
 def _export(options: argparse.Namespace) -> int:
-    from holdout.node.offline import export
+    from holdout.node.storage.offline import export
 
     with _writing():
         digest = export(options.folder, options.round, options.out)
@@ -304,7 +304,7 @@ def _export(options: argparse.Namespace) -> int:
 
 
 def _create(options: argparse.Namespace) -> int:
-    from holdout.node.creating import create
+    from holdout.node.membership.network_creation import create
 
     with _writing():
         said, notes = create(options)
@@ -315,7 +315,7 @@ def _create(options: argparse.Namespace) -> int:
 
 
 def _certify(options: argparse.Namespace) -> int:
-    from holdout.node.members import certify
+    from holdout.node.membership.members import certify
 
     with _writing():
         signed = certify(options.folder, options.members)
@@ -325,12 +325,12 @@ def _certify(options: argparse.Namespace) -> int:
 
 
 def _localnet(options: argparse.Namespace) -> int:
-    from holdout.node.liars import read_behaviours
-    from holdout.node.localnet import Plan, run
-    from holdout.node.planning import read_byzantine
+    from holdout.node.localnet.lying_node import read_behaviours
+    from holdout.node.localnet.network import LocalnetPlan, run
+    from holdout.node.membership.network_parameters import read_byzantine
     from holdout.results import free_path
 
-    plan = Plan(
+    plan = LocalnetPlan(
         folder=options.out or free_path(Path("runs"), "localnet"),
         nodes=options.nodes,
         byzantine=read_byzantine(options.byzantine, options.nodes),

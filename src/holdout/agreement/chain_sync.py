@@ -1,0 +1,223 @@
+"""Following the chain: certificates of rounds that others decided, and how to get them.
+
+A message of a later round, a certificate that comes before its turn or an answer about the head
+only makes this worker ask. What moves it is a valid certificate for its own round, nothing else:
+otherwise a forged number would silence it.
+"""
+
+from collections.abc import Callable
+
+from holdout.agreement.answers import BURST
+from holdout.agreement.catchup import Catchup, Pace, peer_for
+from holdout.agreement.context import Desk
+from holdout.agreement.draws import Draws, Signed
+from holdout.agreement.events import (
+    Broadcast,
+    MessageFault,
+    Reject,
+    Send,
+    SendBlocks,
+    Urgency,
+)
+from holdout.agreement.headers import Header, link_fault, read_header
+from holdout.agreement.ledger import Ledger
+from holdout.agreement.messages import (
+    Behind,
+    Bundle,
+    Envelope,
+    Finished,
+    GetBlocks,
+    HeadAnswer,
+    HeadQuery,
+    Step,
+    Vote,
+)
+from holdout.agreement.round import Round
+from holdout.agreement.wire import Unverified
+from holdout.errors import InvalidMessage
+from holdout.ids import Digest
+
+Unsaved = tuple[Finished, Header, tuple[int, ...] | None]
+"""A decided round, and who was selected in it, if that is known."""
+
+
+class Following:
+    """Where the chain stands, and what is known of how far others are."""
+
+    def __init__(
+        self, desk: Desk, ledger: Ledger, decide: Callable[[Header, Bundle], None]
+    ) -> None:
+        """Nobody is known to be ahead.
+
+        Args:
+            desk: The worker.
+            ledger: The chain so far.
+            decide: Called with each certificate for the round to be decided.
+        """
+        self._desk = desk
+        self._ledger = ledger
+        # Not the pace of answers: old votes may come from anybody, and must not silence the worker
+        # that signed them when it asks.
+        self._help = Pace(desk.timing.delay, BURST)
+        self._decide = decide
+        self._catchup = Catchup(desk.timing, desk.limits)
+        self._ahead: dict[int, tuple[int, Finished]] = {}
+        self.unsaved: list[Unsaved] = []
+        """Rounds that are decided but not in the store: their newest model is not here yet."""
+        self.questions = 0
+
+    @property
+    def round(self) -> int:
+        """The round to be decided."""
+        return self._ledger.round
+
+    @property
+    def decided(self) -> int:
+        """The newest round that is decided and in the store."""
+        return self.round - 1 - len(self.unsaved)
+
+    def size(self) -> int:
+        """How many things of peers are held."""
+        return len(self._ahead) + len(self._desk.memory.answers)
+
+    def draws_of(self, round_number: int, seed: Digest) -> Draws:
+        """The lottery of a round."""
+        return Draws(self._desk.genesis, self._desk.verifier, round_number=round_number, seed=seed)
+
+    def _reject(self, peer: int, fault: MessageFault) -> None:
+        self._desk.emit(Reject(peer, fault))
+
+    # -- certificates -----------------------------------------------------------------------------
+
+    def on_finished(self, peer: int, finished: Finished, current: Round) -> None:
+        """A header and its certificate, from a peer: nobody has checked them."""
+        certificate = finished.certificate
+        try:
+            header = read_header(finished.header)
+        except InvalidMessage:
+            self._reject(peer, MessageFault.MALFORMED)
+            return
+        matches = (certificate.value, certificate.round) == (header.digest, header.round)
+        if not matches or certificate.step != Step.CERT:
+            self._reject(peer, MessageFault.MALFORMED)
+        elif certificate.chain != self._desk.chain:
+            self._reject(peer, MessageFault.WRONG_CHAIN)
+        elif header.round < self.round:
+            self._reject(peer, MessageFault.STALE)
+        elif header.round > self.round:
+            self._on_later(peer, header.round, finished)
+        else:
+            self._check(peer, header, certificate, current)
+            self._take_ahead(current)
+
+    def _on_later(self, peer: int, number: int, finished: Finished) -> None:
+        """Kept unchecked, since the chain up to it is missing: so nothing that cannot be right."""
+        marks = finished.certificate.marks
+        if len(marks) < self._desk.params.quorum:
+            self._reject(peer, MessageFault.NO_QUORUM)
+        elif marks[-1].worker >= self._desk.params.workers:
+            self._reject(peer, MessageFault.UNKNOWN_WORKER)
+        else:
+            self._catchup.claim(number + 1)
+            if number < self.round + self._desk.limits.blocks_per_answer:
+                self._ahead[number] = (peer, finished)
+            self._ask(peer)
+
+    def _take_ahead(self, current: Round) -> None:
+        """Rounds whose certificates came out of order, nobody has checked them yet."""
+        while self.round in self._ahead:
+            peer, finished = self._ahead.pop(self.round)
+            self._check(peer, read_header(finished.header), finished.certificate, current)
+        for past in [number for number in self._ahead if number < self.round]:
+            del self._ahead[past]
+
+    def _check(self, peer: int, header: Header, certificate: Bundle, current: Round) -> None:
+        desk, tip = self._desk, self._ledger.tip()
+        if link_fault(header, tip, desk.genesis, desk.verifier) is not None:
+            self._reject(peer, MessageFault.INVALID_BLOCK)
+            return
+        draws = current.draws
+        if draws.round != header.round:  # Several rounds behind: no round of its own meanwhile.
+            draws = self.draws_of(header.round, tip.seed_in)
+        verified = draws.verify_bundle(Unverified(certificate), current.periods.tracker.seen)
+        if isinstance(verified, MessageFault):
+            self._reject(peer, verified)
+            return
+        self._decide(header, verified)
+        if self._catchup.goes_on(self.round):
+            self._ask(peer)
+
+    # -- others are ahead, or behind --------------------------------------------------------------
+
+    def on_ahead(self, peer: int, claim: Signed) -> None:
+        """Somebody is further: ask, if it is a member and not only says so."""
+        if not self._is_signed(claim.worker, claim.envelope):
+            self._reject(peer, MessageFault.WRONG_SIGNATURE)
+            return
+        self._reject(peer, MessageFault.TOO_EARLY)
+        self._catchup.claim(claim.round)
+        self._ask(peer)
+
+    def on_old(self, peer: int, claim: Signed) -> None:
+        """Somebody is slow, or stuck in a round that is over: then send it the certificate."""
+        self._reject(peer, MessageFault.STALE)
+        late = claim.round == self.round - 1
+        stuck = isinstance(claim, Vote) and (claim.step > Step.CERT or claim.period > 0)
+        if not (late or stuck) or not self._is_signed(claim.worker, claim.envelope):
+            return
+        if late:
+            self._desk.attendance.note(claim.envelope.kind, claim.worker, claim.round)
+        other = self._desk.worker != claim.worker
+        # Counted after the signature is checked, or forged votes would use up the help.
+        if stuck and other and self._help.allows(claim.worker, self._desk.now):
+            self._desk.emit(SendBlocks(claim.worker, claim.round, claim.round))
+
+    def _is_signed(self, worker: int, envelope: Envelope) -> bool:
+        key = self._desk.genesis.roster[worker].signing
+        return self._desk.verifier.signature(key, envelope.signed, envelope.signature)
+
+    def _ask(self, peer: int) -> None:
+        wanted = self._catchup.request(self.round, peer, self._desk.now)
+        if wanted is not None:
+            self._desk.emit(Send(peer, GetBlocks(self._desk.chain, *wanted).encode()))
+
+    def ask_if_behind(self) -> None:
+        """Ask somebody for the rounds that others claim to have decided."""
+        if self._catchup.target > self.round:
+            self.questions += 1
+            self._ask(self._some_peer())
+
+    def tell_somebody(self) -> None:
+        """Tell a peer where this worker stands, another one each time."""
+        behind = Behind(self._desk.chain, self.round, 0)
+        self._desk.emit(Send(self._some_peer(), behind.encode()))
+
+    def _some_peer(self) -> int:
+        params = self._desk.params
+        return peer_for(self._desk.worker, self.round, self.questions, params.workers)
+
+    # -- a lost memory ----------------------------------------------------------------------------
+
+    def ask_head(self) -> None:
+        """Without memory: how far is the chain? Until enough others have told."""
+        memory = self._desk.memory
+        if memory.lost and memory.recoverable:
+            query = HeadQuery(self._desk.chain, memory.nonce)
+            self._desk.emit(Broadcast(query.encode(), Urgency.ANSWER))
+
+    def on_head_answer(self, peer: int, answer: HeadAnswer) -> None:
+        """A member says how far the chain is."""
+        memory = self._desk.memory
+        wanted = memory.lost and answer.nonce == memory.nonce and answer.chain == self._desk.chain
+        if not wanted or answer.worker in {self._desk.worker, *memory.answers}:
+            self._reject(peer, MessageFault.UNASKED)
+        elif answer.worker >= self._desk.params.workers:
+            self._reject(peer, MessageFault.UNKNOWN_WORKER)
+        elif not self._is_signed(answer.worker, answer.envelope):
+            self._reject(peer, MessageFault.WRONG_SIGNATURE)
+        else:
+            memory.answers[answer.worker] = answer.round
+            self._catchup.claim(answer.round + 1)
+            self._ask(peer)
+            if memory.settle(self.decided):
+                self._desk.persist()

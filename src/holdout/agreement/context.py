@@ -1,0 +1,92 @@
+"""What all parts of a player share: who it is, what it may sign, and where actions go.
+
+Signing happens here and nowhere else: once per slot, durable before it leaves, then counted like
+anybody else's message.
+"""
+
+from collections import deque
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+from holdout.agreement.attendance import Attendance
+from holdout.agreement.catchup import SigningMemory
+from holdout.agreement.draws import Signed
+from holdout.agreement.events import Action, BlobKind, Broadcast, Persist, Urgency
+from holdout.agreement.keys import Signer, Verifier
+from holdout.agreement.messages import BallotMessage, Envelope, Finished, Kind, Lead, Update, Vote
+from holdout.agreement.params import Genesis, Limits, Params, Timing
+from holdout.agreement.safety import OwnSlot, Safety
+from holdout.agreement.wire import open_envelope
+from holdout.ids import Digest
+
+Blobs: TypeAlias = tuple[tuple[BlobKind, Digest], ...]
+
+URGENCY = {
+    Kind.UPDATE: Urgency.UPDATE,
+    Kind.BALLOT: Urgency.BALLOT,
+    Kind.LEAD: Urgency.VOTE,
+    Kind.VOTE: Urgency.VOTE,
+}
+
+
+@dataclass(slots=True)
+class Desk:
+    """A worker's identity, its memory, and the actions that pile up while it thinks."""
+
+    genesis: Genesis
+    worker: int
+    signer: Signer
+    verifier: Verifier
+    timing: Timing
+    limits: Limits
+    safety: Safety
+    memory: SigningMemory
+    attendance: Attendance
+    now: int = 0
+    halted: bool = False
+    actions: list[Action] = field(default_factory=list)
+    own: deque[Signed] = field(default_factory=deque)
+    """What this worker has just signed and not counted yet."""
+
+    @property
+    def params(self) -> Params:
+        """The constants of the run."""
+        return self.genesis.params
+
+    @property
+    def chain(self) -> Digest:
+        """The network's identity."""
+        return self.genesis.chain
+
+    @property
+    def may_sign(self) -> bool:
+        """Whether this worker may take part in the current round, or only watches it."""
+        return not self.halted and self.safety.round >= self.memory.votes_from
+
+    def emit(self, action: Action) -> None:
+        """Ask the driver for something."""
+        self.actions.append(action)
+
+    def signed(self, slot: OwnSlot) -> bytes | None:
+        """What this worker has signed for a slot of this round."""
+        return self.safety.mine.get(slot)
+
+    def sign(self, slot: OwnSlot, part: bytes, proof: bytes, blobs: Blobs = ()) -> None:
+        """Sign for a slot that is still empty; durable first, then sent, then counted."""
+        assert slot not in self.safety.mine  # noqa: S101
+        envelope = Envelope(slot[0], part, self.signer.sign(part), proof)
+        self.safety.mine[slot] = data = envelope.encode()
+        self.persist(blobs)
+        self.emit(Broadcast(data, URGENCY[slot[0]]))
+        message = open_envelope(envelope)
+        assert isinstance(message, Update | BallotMessage | Lead | Vote)  # noqa: S101
+        self.own.append(message)
+
+    def send_again(self, slot: OwnSlot) -> None:
+        """Broadcast once more what was signed for a slot, as it was."""
+        self.emit(Broadcast(self.safety.mine[slot], URGENCY[slot[0]]))
+
+    def persist(self, blobs: Blobs = (), finished: tuple[Finished, ...] = ()) -> None:
+        """Make the state durable before anything that follows."""
+        self.safety.votes_from = self.memory.votes_from
+        self.emit(Persist(self.safety.encode(self.chain), blobs, finished))

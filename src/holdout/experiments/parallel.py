@@ -1,0 +1,201 @@
+"""Several experiments at once, curve by curve: on every core a curve, which has one thread.
+
+The matrices of one round are too small to keep two threads busy; two curves do. While it is run, a
+curve has a run folder of its own below its experiment's `checkpoint/`, so all of them can be
+interrupted and go on. When an experiment's last curve has ended, their rounds are put together in
+the order in which one curve after the other would have written them.
+"""
+
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import FIRST_EXCEPTION, Future, wait
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from threading import Event, Lock
+from typing import Any
+
+from holdout import results
+from holdout.errors import RunFolderError
+from holdout.experiments.checkpoints import (
+    Place,
+    check_fit,
+    notes_on_environment,
+    restore,
+    to_checkpoint,
+)
+from holdout.experiments.plan import ExperimentPlan
+from holdout.experiments.resolve_names import VOTES
+from holdout.experiments.runner import (
+    Progress,
+    Result,
+    Watch,
+    environment,
+    finish,
+    run_curve,
+    threads_of,
+)
+from holdout.learning.threads import pool
+from holdout.results import Checkpoint, RunFolder
+
+THREADS = 1
+"""Of a curve."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Job:
+    """An experiment, and the folder that it goes into."""
+
+    plan: ExperimentPlan
+    out: Path
+    resume: bool = False
+    watch: Callable[[], Watch | None] = lambda: None
+    """Asked for once a curve; told how far all experiments are."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Work:
+    """An experiment whose folder is open."""
+
+    job: Job
+    folder: RunFolder
+    place: Place
+    """Where its own results end: before the curves that are run apart."""
+    notes: Sequence[str]
+
+    @property
+    def curves_apart(self) -> range:
+        """The numbers of the curves that have folders of their own."""
+        begun = self.place.state is not None
+        return range(self.place.curve + begun, len(self.job.plan.curves))
+
+    def folder_of(self, curve: int) -> Path:
+        """Where a curve is run."""
+        return (self.job.out / results.CHECKPOINT).with_name(f"curve-{curve}")
+
+
+def run_together(jobs: Sequence[Job]) -> list[Result]:
+    """Run all of them; each result is that of its experiment alone with `threads = 1`."""
+    with ExitStack() as stack:
+        works = [_open(stack, job) for job in jobs]
+        _run_curves(works)
+        return [_put_together(work) for work in works]
+
+
+def _open(stack: ExitStack, job: Job) -> _Work:
+    config = job.plan.config
+    if not job.resume:
+        folder = stack.enter_context(results.create(job.out, config.as_toml()))
+        return _Work(job, folder, Place(0), [])
+    check = partial(_check, job.plan, curves=range(len(job.plan.curves)))
+    opened = results.resume(job.out, config.as_dict(), check=check)
+    folder, checkpoint = stack.enter_context(opened)
+    notes = notes_on_environment(checkpoint, environment(config, threads=THREADS))
+    return _Work(job, folder, restore(checkpoint), notes)
+
+
+def _check(
+    plan: ExperimentPlan,
+    checkpoint: Checkpoint,
+    done: Sequence[Mapping[str, Any]],
+    *,
+    curves: range,
+) -> None:
+    place = restore(checkpoint)
+    check_fit(plan, place, done)
+    if not curves.start <= place.curve <= curves.stop:
+        raise RunFolderError(f"{results.CHECKPOINT} is of curve {place.curve}, not in {curves}")
+
+
+def _run_curves(works: Sequence[_Work]) -> None:
+    stop, count = Event(), _Count(works)
+    tasks: list[tuple[bool, Callable[[], None]]] = []
+    # The long ones first, so that none is left over at the end: votes, and among them those of the
+    # last panels, where the attacker searches longest.
+    for work in reversed(works):
+        for number in range(work.place.curve, len(work.job.plan.curves)):
+            curve, _ = work.job.plan.curves[number]
+            watch = count.watch(work, number, stop)
+            tasks.append((curve.rule not in VOTES, partial(_run, work, number, watch)))
+    tasks.sort(key=lambda task: task[0])
+    executor = pool(max(threads_of(work.job.plan.config) for work in works))
+    futures = [executor.submit(task) for _, task in tasks]
+    try:
+        wait(futures, return_when=FIRST_EXCEPTION)
+    finally:
+        # Also on an interruption: every curve ends its round and saves where it is.
+        stop.set()
+        for future in futures:
+            future.cancel()
+        wait(futures)
+    _raise_first(futures)
+
+
+def _raise_first(futures: Sequence[Future[None]]) -> None:
+    errors = [error for f in futures if not f.cancelled() and (error := f.exception())]
+    # Where one fails the others are interrupted: that is not what went wrong.
+    errors.sort(key=lambda error: isinstance(error, KeyboardInterrupt))
+    if errors:
+        raise errors[0]
+
+
+def _run(work: _Work, number: int, watch: Watch) -> None:
+    plan, place = work.job.plan, work.place
+    if number not in work.curves_apart:
+        run_curve(plan, place, work.folder, [], watch)
+        return
+    path = work.folder_of(number)
+    if not (path / results.CONFIG).exists():
+        # What an interrupted start may have left.
+        shutil.rmtree(path, ignore_errors=True)
+        with results.create(path, plan.config.as_toml()) as folder:
+            run_curve(plan, Place(number), folder, [], watch)
+        return
+    check = partial(_check, plan, curves=range(number, number + 1))
+    with results.resume(path, plan.config.as_dict(), check=check) as (folder, checkpoint):
+        place = restore(checkpoint) if checkpoint else Place(number)
+        if place.curve == number:
+            run_curve(plan, place, folder, [], watch)
+
+
+def _put_together(work: _Work) -> Result:
+    plan, folder = work.job.plan, work.folder
+    now = environment(plan.config, threads=THREADS)
+    for number in work.curves_apart:
+        for line in results.read_run(work.folder_of(number)).rounds:
+            folder.append(line)
+        folder.save(to_checkpoint(Place(number + 1), now), folder.mark())
+    for number in range(len(plan.curves)):
+        shutil.rmtree(work.folder_of(number), ignore_errors=True)
+    rounds = results.read_run(work.job.out).rounds
+    return finish(plan, rounds, folder, work.notes, threads=THREADS)
+
+
+class _Count:
+    """How many rounds of all curves are done."""
+
+    def __init__(self, works: Sequence[_Work]) -> None:
+        self._lock = Lock()
+        sizes = [(work.job.plan.config.experiment.rounds, work) for work in works]
+        self._total = sum(rounds * len(work.job.plan.curves) for rounds, work in sizes)
+        self._done = {
+            (id(work), number): rounds
+            for rounds, work in sizes
+            for number in range(work.place.curve)
+        }
+
+    def watch(self, work: _Work, number: int, stop: Event) -> Watch:
+        """For one curve: tells its job, and ends the curve where that is wanted."""
+        inner = work.job.watch()
+
+        def watch(progress: Progress) -> None:
+            with self._lock:
+                self._done[id(work), number] = progress.record.round
+                done = sum(self._done.values())
+                if inner is not None:
+                    inner(replace(progress, rounds_done=done, rounds_total=self._total))
+            if stop.is_set():
+                raise KeyboardInterrupt
+
+        return watch

@@ -1,0 +1,264 @@
+"""What a config names, looked up: rules, attacks, models and data sets, built in or the user's."""
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from fractions import Fraction
+from functools import partial
+from types import MappingProxyType
+from typing import Any, get_type_hints
+
+import torch
+from pydantic import ConfigDict, TypeAdapter, ValidationError
+
+from holdout.attacks import ATTACKS, BALLOT_ATTACKS, Attack, BallotAttack
+from holdout.config import Config, Parsed
+from holdout.data.datasets import NAMES
+from holdout.dotted import resolve
+from holdout.errors import DottedNameError, InfeasibleError
+from holdout.experiments.curves import NO_ATTACK
+from holdout.experiments.plugins import Plugins
+from holdout.federation.round_setup import Curve
+from holdout.learning.models import MODELS, ModelFactory
+from holdout.rules import RULES, Rule
+from holdout.shares import write_share
+from holdout.voting import Gate, Quorum, Terms, approve_count
+
+VOTES = ("holdout-paper", "holdout")
+CENTRAL = "holdout-central"
+"""In mode `decentralized`: the same setting with a truthful server, for comparison."""
+NEED_PATH = ("idx", "npz")
+TRAINING_ROWS = {"mnist": 60_000, "cifar10": 50_000, "mnist-5k": 4_000}
+
+
+def terms_of(config: Config, rule: str) -> Terms:
+    """The terms of the vote that a rule's name stands for."""
+    if rule == "holdout-paper":
+        # Without a server the bound is part of the chain, whatever the ballots look like.
+        return replace(Terms.paper(config.federation.f), bound=is_decentralized(config, rule))
+    return Terms(
+        config.federation.f,
+        gate=Gate(config.vote.gate),
+        quorum_kind=Quorum(config.vote.quorum),
+        bound=config.vote.bound,
+        first_order=config.vote.scoring == "first-order",
+    )
+
+
+def is_decentralized(config: Config, rule: str) -> bool:
+    """Whether the rule is run without a server; the unattacked mean never is."""
+    return config.federation.mode == "decentralized" and rule in VOTES
+
+
+class Lookups:
+    """Look-ups that collect problems instead of raising them."""
+
+    def __init__(self, parsed: Parsed, own: Plugins) -> None:
+        self.config = parsed.config
+        self.wrong = parsed.wrong
+        self.own = own
+        self.problems: list[str] = []
+
+    def own_names(self) -> None:
+        """A name that is taken would tell results of different rules apart no more."""
+        taken = {*RULES, *VOTES, CENTRAL}
+        self.problems.extend(
+            f"own rule {name!r}: the name is taken by a built-in rule"
+            for name in self.own.rules
+            if name in taken
+        )
+        listed = self.config.experiment.rules
+        self.problems.extend(
+            f"own rule {name!r}: experiment.rules must list it; got {listed}"
+            for name in self.own.rules
+            if name not in listed and "experiment.rules" not in self.wrong
+        )
+        if self.own.attack is not None and self.config.attack.name == NO_ATTACK:
+            self.problems.append(f"own attack {NO_ATTACK!r}: the name means that nobody lies")
+
+    def curves(self) -> list[tuple[Curve, int]]:
+        """Each rule under the attack, and the upper bound, with its seed."""
+        experiment = self.config.experiment
+        act, ballot_attack = self._attack(), self._ballot_attack()
+        lie = self.config.attack.name if act is not None else NO_ATTACK
+        curves = [
+            Curve(rule, method, lie, act, ballot_attack)
+            for rule in experiment.rules
+            if (method := self._method(rule)) is not None
+        ]
+        upper = Curve("mean", RULES["mean"], NO_ATTACK, None, BALLOT_ATTACKS["honest"])
+        if experiment.baseline and not any(
+            (c.rule, c.attack) == ("mean", lie) and act is None for c in curves
+        ):
+            curves.insert(0, upper)
+        return [(curve, seed) for seed in experiment.seeds for curve in curves]
+
+    def factory(self) -> ModelFactory:
+        """What makes the model."""
+        name = self.config.model.name
+        if self.own.model is not None:
+            return self.own.model
+        return self._look_up("model.name", name, MODELS) or MODELS["mlp"]
+
+    def data_name(self) -> None:
+        """The data set must exist, and be large enough."""
+        name, known = self.config.data.name, dict.fromkeys(NAMES)
+        if self.own.data is None:
+            if ":" in name:
+                self._resolve("data.name", name)
+            elif name not in known:
+                self._unknown("data.name", name, known)
+            elif name in NEED_PATH and not self.config.data.path and "data.path" not in self.wrong:
+                self.problems.append(f"data.name = {name!r}: data.path must say where the data is")
+        rows, limit = self.config.data.samples_per_worker, TRAINING_ROWS.get(name)
+        if self.own.data is None and limit is not None and rows > limit:
+            self.problems.append(
+                f"data.samples_per_worker = {rows}: at most the {limit} training rows of {name}"
+            )
+
+    def _method(self, rule: str) -> Rule | Terms | None:
+        if rule in VOTES:
+            return terms_of(self.config, rule)
+        if self.config.federation.mode == "decentralized":
+            if rule == CENTRAL:
+                return terms_of(self.config, rule)
+            self._no_server(rule)
+            return None
+        if rule in self.own.rules:
+            return self.own.rules[rule]
+        found: Rule | None = self._look_up("experiment.rules", rule, RULES, also=VOTES)
+        if found is not None and rule in RULES:
+            self._check_feasible(rule, found)
+        return found
+
+    def _no_server(self, rule: str) -> None:
+        if "experiment.rules" not in self.wrong:
+            self.problems.append(
+                f"experiment.rules = {rule!r}: not in federation.mode = 'decentralized', where "
+                f"workers vote; there are {', '.join(VOTES)} and, with a server for comparison, "
+                f"{CENTRAL}"
+            )
+
+    def _check_feasible(self, rule: str, function: Rule) -> None:
+        involved = ("proposers", "assumed_byzantine", "workers")
+        if self.wrong.intersection({"federation", *(f"federation.{key}" for key in involved)}):
+            return
+        n, f = self.config.federation.proposers, self.config.federation.f
+        if f >= Fraction(1, 2):  # Refused already, whatever the rule.
+            return
+        try:
+            function(torch.zeros(n, 1), f=n - approve_count(n, f))
+        except InfeasibleError as error:
+            self.problems.append(
+                f"experiment.rules = {rule!r}: infeasible with federation.proposers = {n} and "
+                f"federation.assumed_byzantine = {write_share(f)}: {error}"
+            )
+
+    def _attack(self) -> Attack | None:
+        settings = self.config.attack
+        if self.own.attack is not None:
+            self._no_parameters(settings.parameters)
+            return self.own.attack
+        if settings.name == NO_ATTACK:
+            self._no_parameters(settings.parameters)
+            return None
+        kind = self._look_up("attack.name", settings.name, ATTACKS, also=(NO_ATTACK,))
+        if kind is None:
+            return None
+        common = {
+            "gamma": settings.gamma,
+            "gamma_max": settings.gamma_max,
+            "direction": settings.direction,
+        }
+        if settings.name in ATTACKS:
+            return self._built_in_attack(kind, common, settings.parameters)
+        return self._own_attack(kind, common, settings.parameters)
+
+    def _built_in_attack(
+        self, kind: Callable[..., Attack], common: Mapping[str, Any], own: Mapping[str, Any]
+    ) -> Attack | None:
+        fields = get_type_hints(kind)
+        self._no_parameters({k: v for k, v in own.items() if k not in fields}, known=fields)
+        given = {k: v for k, v in {**common, **own}.items() if k in fields}
+        before = len(self.problems)
+        for key, value in given.items():
+            try:
+                TypeAdapter(fields[key], config=ConfigDict(strict=True)).validate_python(value)
+            except ValidationError as error:
+                message = error.errors()[0]["msg"].replace("Input should", "must")
+                self.problems.append(f"attack.{key} = {value!r}: {message}")
+        return kind(**given) if len(self.problems) == before else None
+
+    def _own_attack(
+        self, kind: Callable[..., Any], common: Mapping[str, Any], own: Mapping[str, Any]
+    ) -> Attack | None:
+        """A class is made with its parameters; a function is called with them and the view."""
+        try:
+            fields = inspect.signature(kind).parameters
+        except ValueError:  # Some built-in types do not tell.
+            fields = MappingProxyType({})
+        self._no_parameters({k: v for k, v in own.items() if k not in fields}, known=fields)
+        given = {k: v for k, v in {**common, **own}.items() if k in fields}
+        if not isinstance(kind, type):
+            return partial(kind, **given) if given else kind
+        made: Attack | None = self._made("attack.name", self.config.attack.name, kind, given)
+        return made
+
+    def _made(self, key: str, name: str, kind: type, given: Mapping[str, Any]) -> Any:
+        """An object of an own class, which must be callable with a view."""
+        try:
+            made = kind(**given)
+        except Exception as error:  # noqa: BLE001
+            self.problems.append(f"{key} = {name!r}: {type(error).__name__}: {error}")
+            return None
+        if not callable(made):
+            self.problems.append(f"{key} = {name!r}: an attack must be callable with a View")
+            return None
+        return made
+
+    def _ballot_attack(self) -> BallotAttack:
+        if self.own.ballots is not None:
+            return self.own.ballots
+        name = self.config.attack.voters
+        found = self._look_up("attack.voters", name, BALLOT_ATTACKS)
+        if isinstance(found, type):
+            found = self._made("attack.voters", name, found, {})
+        return found or BALLOT_ATTACKS["honest"]
+
+    def _no_parameters(
+        self, unknown: Mapping[str, Any], known: Mapping[str, Any] | None = None
+    ) -> None:
+        name = self.config.attack.name
+        has = f"it has {', '.join(known)}" if known else "it has none"
+        self.problems.extend(
+            f"attack.{key} = {value!r}: unknown key; not a parameter of {name!r} ({has})"
+            for key, value in unknown.items()
+        )
+
+    def _look_up(
+        self, key: str, name: str, known: Mapping[str, Any], *, also: Sequence[str] = ()
+    ) -> Any:
+        if key in self.wrong:
+            return None
+        if ":" in name:
+            return self._resolve(key, name)
+        if name not in known:
+            self._unknown(key, name, {**known, **dict.fromkeys(also)})
+            return None
+        return known[name]
+
+    def _unknown(self, key: str, name: str, known: Mapping[str, Any]) -> None:
+        self.problems.append(
+            f'{key} = {name!r}: unknown; there are {", ".join(known)} or "package.module:name"'
+        )
+
+    def _resolve(self, key: str, name: str) -> Any:
+        try:
+            found = resolve(name)
+        except DottedNameError as error:
+            self.problems.append(f"{key} = {name!r}: {error}")
+            return None
+        if not callable(found):
+            self.problems.append(f"{key} = {name!r}: must be callable; got {type(found).__name__}")
+            return None
+        return found

@@ -1,0 +1,113 @@
+"""The network that a config asks for: its sizes, its constants, and what they do not guarantee.
+
+Proposers and voters are as many as the config says (expected numbers: every worker draws its own
+lots); everything else follows from n and f. Sizes below those of `agreement.sizing` are allowed,
+since the paper's own are far below, and said.
+"""
+
+import math
+from collections.abc import Sequence
+from fractions import Fraction
+from functools import lru_cache
+
+from holdout.agreement import sizing
+from holdout.agreement.guarantees import shortfalls
+from holdout.agreement.params import Mode, Params, RoleDraw, TallyRule
+from holdout.agreement.sizing import NetworkSizes, Risk
+from holdout.config import Config
+from holdout.ids import Digest
+
+PAPER = "holdout-paper"
+"""The rule whose ballots are full and counted to the letter."""
+
+
+def sizes_of(config: Config) -> NetworkSizes:
+    """The sizes of a run."""
+    federation = config.federation
+    n, f = federation.workers, federation.assumed_byzantine
+    liars, mode = sizing.check_population(n, f), sizing.usual_mode(n)
+    risk = Risk(rounds=config.experiment.rounds)
+    return NetworkSizes(
+        mode=mode,
+        role_draw=RoleDraw.SELF,
+        committee=sizing.committee(n, liars, risk, mode),
+        proposers=federation.proposers,
+        voters=sizing.voters_for(n, liars, federation.f, federation.voters, risk),
+        leaders=min(n, sizing.LEADERS),
+    )
+
+
+def notes_on(config: Config) -> list[str]:
+    """What a user should know before the run starts: sizes below the tables, and their price."""
+    federation = config.federation
+    if federation.mode != "decentralized":
+        return []
+    notes = []
+    liars, assumed = federation.byzantine_workers, federation.byzantine_assumed
+    if config.attack.name != "none" and liars > assumed:
+        notes.append(
+            f"{liars} of {federation.workers} workers lie, more than the B = {assumed} that the "
+            "network is built for"
+        )
+    proposers, voters = _planned(federation.workers, federation.f, config.experiment.rounds)
+    small = [
+        f"federation.{name} = {size} (the tables ask for {planned})"
+        for name, size, planned in (
+            ("proposers", federation.proposers, proposers),
+            ("voters", federation.voters, voters),
+        )
+        if size < planned
+    ]
+    if not small:
+        return notes
+    risk = Risk(rounds=config.experiment.rounds)
+    missing = shortfalls(
+        sizes_of(config), n=federation.workers, f=federation.assumed_byzantine, risk=risk
+    )
+    return [
+        *notes,
+        f"sizes below the tables: {', '.join(small)}",
+        *(f"not guaranteed: {shortfall}" for shortfall in missing),
+    ]
+
+
+@lru_cache(maxsize=16)
+def _planned(n: int, f: Fraction, rounds: int) -> tuple[int, int]:
+    """The proposers and voters that the tables ask for."""
+    planned = sizing.sizes(n=n, f=f, risk=Risk(rounds=rounds))
+    return planned.proposers, planned.voters.size
+
+
+def params_of(
+    config: Config,
+    rule: str,
+    *,
+    shapes: Sequence[Sequence[int]],
+    model_first: Digest,
+    radius_first: float,
+) -> Params:
+    """The constants of a run, the same for every worker."""
+    sizes, training = sizes_of(config), config.training
+    rates: tuple[float, ...] = (training.learning_rate,)
+    if training.schedule == "inverse":
+        # By the number of steps, not of rounds: an empty round does not burn the schedule.
+        rates = tuple(training.learning_rate / t for t in range(1, config.experiment.rounds + 1))
+    return Params(
+        workers=config.federation.workers,
+        f=config.federation.f,
+        quorum=sizes.committee.quorum,
+        proposers=sizes.proposers,
+        voters=sizes.voters.size,
+        leaders=sizes.leaders,
+        ballots_min=sizes.voters.ballots_min,
+        byzantine_voters_max=sizes.voters.byzantine_max,
+        dimension=sum(math.prod(shape) for shape in shapes),
+        model_first=model_first,
+        rates=rates,
+        mode=sizes.mode,
+        committee=0 if sizes.mode is Mode.ALL else sizes.committee.size,
+        role_draw=RoleDraw.SELF,
+        shapes=tuple(tuple(shape) for shape in shapes),
+        radius_first=radius_first,
+        tally=TallyRule.PAPER if rule == PAPER else TallyRule.COMPLETION,
+    )

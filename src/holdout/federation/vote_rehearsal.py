@@ -1,0 +1,285 @@
+"""The vote as the omniscient attacker rehearses it, to see whether a lie would be selected.
+
+The rehearsal counts ballots as the real vote does, so what the attacker foresees is what happens.
+But it need not hear every voter. The copies of a lie have one loss, so a ballot names those with
+the lowest ids among them, none at worst, as many as fit at best. A lie that passes with everybody
+unheard at worst passes whatever they think; one that fails with them at best fails. So voters are
+asked, the kindest to the last strength first, only until one or the other is certain: mostly as
+many as the coalition lacks to the quorum.
+"""
+
+import math
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache, cached_property, partial
+
+import torch
+from torch import Tensor
+
+from holdout.federation.electorate import Booth, Judges, Marks, Sheet
+from holdout.ids import ProposalId, WorkerId
+from holdout.rounds import norm, shrink
+from holdout.voting import bound_radius, tally
+from holdout.workers import HoldoutScores
+
+BATCH = 8  # Strengths of a lie tried together: they share work, and fill vector registers best.
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Line:
+    """The lies that are tried, as they will be scored: scale * (base + strength * direction)."""
+
+    directions: Tensor
+    coefficients: Tensor
+    radii: Sequence[float | None]
+    """To which all updates are scaled down if the lie has this strength."""
+
+
+@dataclass(frozen=True, eq=False)
+class DeployedVote:
+    """HoldOut as the attacker runs it: would the lie be in the union-consensus?"""
+
+    booth: Booth
+    judges: Judges
+    honest: Mapping[ProposalId, Tensor]
+    """The honest updates that the attacker knows or guesses, by proposal id."""
+    copies: tuple[ProposalId, ...]
+    """The ids under which the lie is sent."""
+    previous_radius: float | None
+    passing: str
+    """`any` copy in the union-consensus is enough, or `all` must be."""
+
+    @property
+    def leaves_nobody_out(self) -> bool:
+        """Never: that is what the vote is for."""
+        return False
+
+    def selects(
+        self, base: Tensor, direction: Tensor, strengths: Sequence[float]
+    ) -> Iterator[bool]:
+        """For each strength: whether the vote would select the lie."""
+        line = self._line(base, direction, strengths)
+        liars = self._settled_ballots() if self.can_stop_early else None
+        if liars is None:
+            yield from self._hear_everybody(line)
+        else:
+            poll = _Poll(self, line, liars)
+            yield from map(poll.passes, range(len(strengths)))
+
+    @property
+    def can_stop_early(self) -> bool:
+        """Whether a voter can do the lie no worse, or better, than the ballots of `_Poll` say."""
+        return True
+
+    @cached_property
+    def ids(self) -> tuple[ProposalId, ...]:
+        """All proposals, in id order."""
+        return tuple(sorted([*self.honest, *self.copies]))
+
+    def passes(self, sent: Sequence[tuple[WorkerId, object]]) -> bool:
+        """Whether these ballots select the lie."""
+        terms, voters = self.booth.terms, self.booth.voters
+        ballots = terms.admit(sent, voters=voters, proposals=self.ids)
+        quorum = terms.quorum(drawn=len(voters), valid=len(ballots.valid))
+        selected = set(tally(ballots.valid, quorum=quorum)).intersection(self.copies)
+        return len(selected) == len(self.copies) if self.passing == "all" else bool(selected)
+
+    def honest_losses(
+        self, scores: HoldoutScores, radius: float | None, voters: Sequence[int] | None = None
+    ) -> Tensor:
+        """What voters think of the honest updates, (voters, updates)."""
+        if not self.honest:
+            count = scores.voter_count if voters is None else len(voters)
+            return torch.empty(count, 0, dtype=torch.float64)
+        updates = zip(self.honest.values(), self._norms, strict=True)
+        shrunk = torch.stack([shrink(u, length, radius) for u, length in updates])
+        return scores.losses(shrunk, voters)
+
+    def honest_losses_in_size(
+        self, scores: HoldoutScores, radius: float, voters: Sequence[int]
+    ) -> Tensor:
+        """The same where further radii will be asked for: those then cost little."""
+        lengths = torch.tensor(self._norms, dtype=torch.float64)
+        scales = torch.where(lengths <= radius, 1.0, radius / lengths).float()
+        return scores.scaled_losses(self._stacked, scales[None], voters)[:, 0]
+
+    def _line(self, base: Tensor, direction: Tensor, strengths: Sequence[float]) -> _Line:
+        lengths = _lengths(base, direction, strengths)
+        radii = [self._radius(length) for length in lengths]
+        scales = [
+            1.0 if radius is None or length <= radius else radius / length
+            for length, radius in zip(lengths, radii, strict=True)
+        ]
+        rows = [[scale, scale * s] for scale, s in zip(scales, strengths, strict=True)]
+        return _Line(torch.stack([base, direction]), torch.tensor(rows), radii)
+
+    def _settled_ballots(self) -> dict[WorkerId, object] | None:
+        """What Byzantine voters send; None if one of them looks at losses first."""
+        asked: list[WorkerId] = []
+
+        def watched(voter: WorkerId) -> Marks:
+            asked.append(voter)
+            return Marks(dict.fromkeys(self.ids, 0.0), lambda: 0.0)
+
+        liars = [voter for voter in self.booth.voters if voter in self.booth.byzantine]
+        coalition = frozenset(self.copies)
+        settled = {
+            voter: self.booth.byzantine_ballot(voter, self.ids, coalition, watched)
+            for voter in liars
+            if voter in self.judges
+        }
+        return None if asked else settled
+
+    def _hear_everybody(self, line: _Line) -> Iterator[bool]:
+        """The long way: every voter's losses, for liars whose ballots depend on theirs."""
+
+        @cache
+        def lie_losses(scores: HoldoutScores, batch: int) -> Tensor:
+            tried = line.coefficients[batch * BATCH : (batch + 1) * BATCH]
+            return scores.combination_losses(line.directions, tried)
+
+        def losses(scores: HoldoutScores, place: int, radius: float | None) -> Tensor:
+            batch, within = divmod(place, BATCH)
+            lie = lie_losses(scores, batch)[:, within : within + 1]
+            return torch.cat([honest_losses(scores, radius), lie.expand(-1, len(self.copies))], 1)
+
+        honest_losses = cache(self.honest_losses)
+        # Workers of the user's own kind do not tell their losses: they are taken for silent.
+        silent = {voter: None for voter in self.booth.voters if voter not in self.judges}
+        for place, radius in enumerate(line.radii):
+            sheet = self.judges.sheet(
+                [*self.honest, *self.copies], partial(losses, place=place, radius=radius)
+            )
+            coalition = frozenset(self.copies)
+            yield self.passes(self.booth.collect_ballots(self.ids, coalition, sheet, others=silent))
+
+    @cached_property
+    def _stacked(self) -> Tensor:
+        return torch.stack(list(self.honest.values()))
+
+    @cached_property
+    def _norms(self) -> list[float]:
+        return [norm(update) for update in self.honest.values()]
+
+    def _radius(self, length: float) -> float | None:
+        if not self.booth.terms.bound:
+            return None
+        lengths = [*self._norms, *[length] * len(self.copies)]
+        return bound_radius(lengths, previous=self.previous_radius)
+
+
+class _Poll:
+    """Honest voters are asked one group after the other, until the outcome is certain."""
+
+    def __init__(self, vote: DeployedVote, line: _Line, liars: Mapping[WorkerId, object]) -> None:
+        self._vote, self._line, self._liars = vote, line, liars
+        self._kindness = dict.fromkeys(vote.judges.honest, 0.0)
+        # Losses by radius, or by the number of a batch of strengths, and by voter.
+        self._honest: dict[float | None, dict[WorkerId, Marks]] = {}
+        self._lies: dict[int, dict[WorkerId, list[float]]] = {}
+        self._worst = self._ballot(honest=0.0, lie=math.inf)
+        self._best = self._ballot(honest=1.0, lie=0.0)
+
+    def passes(self, place: int) -> bool:
+        """Whether the lie in this place of the line would be selected."""
+        known: dict[WorkerId, object] = {}
+        # Sorting is stable: while nothing is known of them, they go in the order of the draw.
+        unheard = sorted(self._kindness, key=lambda voter: -self._kindness[voter])
+        while not self._carries(known, self._worst):
+            if not unheard or not self._carries(known, self._best):
+                return False
+            helped = sum(ballot == self._best for ballot in known.values())
+            size = max(1, self._needed - helped)
+            asked, unheard = unheard[:size], unheard[size:]
+            known.update(self._ask(place, asked))
+        return True
+
+    def _carries(self, known: Mapping[WorkerId, object], others: object) -> bool:
+        """Whether the lie passes, if all whose ballot is not known send that of the others."""
+        sent = {**dict.fromkeys(self._kindness, others), **known, **self._liars}
+        return self._vote.passes([(v, sent[v]) for v in self._vote.booth.voters if v in sent])
+
+    @cached_property
+    def _needed(self) -> int:
+        """How many of the kindest ballots it takes, if the others are as bad as can be."""
+        known: dict[WorkerId, object] = {}
+        for voter in self._kindness:
+            if self._carries(known, self._worst):
+                break
+            known[voter] = self._best
+        return len(known)
+
+    def _ask(self, place: int, voters: Sequence[WorkerId]) -> dict[WorkerId, object]:
+        batch, within = divmod(place, BATCH)
+        lies = self._lies.setdefault(batch, {})
+        honest = self._honest.setdefault(self._line.radii[place], {})
+        self._hear_of_lies(lies, place, [voter for voter in voters if voter not in lies])
+        self._hear_of_honest(place, [voter for voter in voters if voter not in honest])
+        ballots: dict[WorkerId, object] = {}
+        for voter in voters:
+            marks, lie = honest[voter], lies[voter][within]
+            if marks.losses and math.isfinite(lie):
+                self._kindness[voter] = statistics.median(marks.losses.values()) - lie
+            losses = {**marks.losses, **dict.fromkeys(self._vote.copies, lie)}
+            ballots[voter] = self._cast(Marks(losses, marks.current_loss))
+        return ballots
+
+    def _hear_of_lies(
+        self, known: dict[WorkerId, list[float]], place: int, voters: Sequence[WorkerId]
+    ) -> None:
+        """Of this strength and the rest of its batch; what came before is decided already."""
+        if not voters:
+            return
+        scores, numbers = self._vote.judges.ask(voters)
+        passed = place % BATCH
+        tried = self._line.coefficients[place : place - passed + BATCH]
+        rows = scores.combination_losses(self._line.directions, tried, numbers).tolist()
+        known.update(
+            (voter, [math.nan] * passed + row) for voter, row in zip(voters, rows, strict=True)
+        )
+
+    def _hear_of_honest(self, place: int, voters: Sequence[WorkerId]) -> None:
+        """At this strength's radius."""
+        if not voters:
+            return
+        vote, radius = self._vote, self._line.radii[place]
+        scores, numbers = vote.judges.ask(voters)
+        ahead = self._line.radii[place : place - place % BATCH + BATCH]
+        if radius is not None and len(set(ahead)) > 1 and vote.honest and scores.shares_sizes:
+            table = vote.honest_losses_in_size(scores, radius, numbers).tolist()
+        else:
+            table = vote.honest_losses(scores, radius, numbers).tolist()
+        for voter, number, row in zip(voters, numbers, table, strict=True):
+            losses = dict(zip(vote.honest, row, strict=True))
+            marks = Marks(losses, partial(_current_loss, scores, number))
+            self._honest.setdefault(radius, {})[voter] = marks
+
+    def _ballot(self, *, honest: float, lie: float) -> list[ProposalId]:
+        """That of a voter for whom all honest updates do alike."""
+        losses = {
+            **dict.fromkeys(self._vote.honest, honest),
+            **dict.fromkeys(self._vote.copies, lie),
+        }
+        # A current model worse than all: a gate then stops nothing but what is not finite.
+        return self._cast(Marks(losses, lambda: 2.0))
+
+    def _cast(self, marks: Marks) -> list[ProposalId]:
+        sheet: Sheet = lambda _voter: marks  # noqa: E731 - it is a look-up, of one row.
+        ballot = self._vote.booth.honest_ballot(WorkerId(-1), self._vote.ids, sheet)
+        return list(ballot.approved)
+
+
+def _current_loss(scores: HoldoutScores, number: int) -> float:
+    return scores.current_of([number])[0]
+
+
+def _lengths(base: Tensor, direction: Tensor, strengths: Sequence[float]) -> list[float]:
+    """The norms of base + s * direction."""
+    base, direction = base.double(), direction.double()
+    bb, bd, dd = (
+        float(base @ base),
+        float(base @ direction),
+        float(direction @ direction),
+    )
+    return [max(0.0, bb + 2 * s * bd + s * s * dd) ** 0.5 for s in strengths]

@@ -1,0 +1,1 @@
+"""A whole network on one machine, liars included."""

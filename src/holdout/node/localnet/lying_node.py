@@ -1,0 +1,270 @@
+"""Nodes that lie, for rehearsals (`holdout localnet --byzantine`).
+
+A liar is an honest node whose outgoing actions pass through the behaviours below, together with a
+worker whose updates are an attack of `holdout.attacks` (`lies`). It has a member's real keys and
+certificate: what stops it is what would stop a real one.
+"""
+
+import argparse
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from holdout.agreement import aggregate, messages, wire
+from holdout.agreement.events import (
+    Action,
+    BlobKind,
+    Broadcast,
+    Judge,
+    Relay,
+    Send,
+    SendBlocks,
+    Urgency,
+)
+from holdout.agreement.messages import BallotMessage, Envelope, Kind, Lead, Update, Vote
+from holdout.attacks.ballots import BallotView, coalition
+from holdout.errors import UserError
+from holdout.ids import Digest, ProposalId, WorkerId
+from holdout.node.membership.genesis import Network
+from holdout.node.membership.identity import Identity
+from holdout.node.network.transport import ZenohTransport
+from holdout.node.runtime.node import run_node
+from holdout.node.runtime.service import Service
+from holdout.seeds import Stream, stream
+
+REPLAYED = 64
+FLOOD_NICE = 10
+"""Of the thread that floods: on Linux, threads have a priority each."""
+
+
+class LyingNode:
+    """Some behaviours at once; those that are not asked for are left out.
+
+    Args:
+        service: The node.
+        identity: Its keys.
+        network: The network it is a member of.
+        behaviours: Which of `BEHAVIOURS`.
+        liars: All members of the coalition.
+    """
+
+    def __init__(
+        self,
+        service: Service,
+        identity: Identity,
+        network: Network,
+        *,
+        behaviours: Sequence[str],
+        liars: Sequence[int],
+    ) -> None:
+        self._service = service
+        self._signer = identity.signer
+        self._genesis = network.genesis
+        self._liars = frozenset(liars)
+        self._behaviours = frozenset(behaviours)
+        self._words: Stream = stream(service.worker, "liar")
+        self._others = [w for w in range(len(network.members)) if w != service.worker]
+        self._old: deque[bytes] = deque(maxlen=REPLAYED)
+        self._flooding: threading.Thread | None = None
+
+    # -- what the driver asks ---------------------------------------------------------------------
+
+    def act(self, actions: Sequence[Action]) -> Sequence[Action]:
+        """What it does instead of what its player says."""
+        if "flood" in self._behaviours and self._flooding is None:
+            self._flooding = threading.Thread(target=self._flood, daemon=True)
+            self._flooding.start()
+        done: list[Action] = []
+        for action in actions:
+            if "silent" in self._behaviours and isinstance(
+                action, Broadcast | Relay | Send | SendBlocks
+            ):
+                continue
+            if isinstance(action, Broadcast) and action.data[0] in _OWN:
+                done += self._say(action)
+            else:
+                done.append(action)
+                if isinstance(action, Relay):
+                    self._old.append(action.data)
+        return done
+
+    def ballot(self, job: Judge, approved: tuple[int, ...]) -> tuple[int, ...]:
+        """Its friends' updates first, the rest of the ballot random."""
+        if "coalition" not in self._behaviours:
+            return approved
+        places = tuple(ProposalId(place) for place in range(len(job.candidates)))
+        view = BallotView(
+            voter=WorkerId(self._service.worker),
+            proposals=places,
+            coalition=frozenset(
+                place for place in places if job.candidates[place].proposer in self._liars
+            ),
+            approve_count=job.approve_max,
+            honest_ballot=lambda: [ProposalId(place) for place in approved],
+            ranking=lambda: places,
+            source=self._words,
+        )
+        return tuple(sorted(int(place) for place in coalition(view)))
+
+    def withholds(self, kind: BlobKind, digest: Digest) -> bool:
+        """Nobody gets a gradient from it."""
+        del digest
+        return "withhold" in self._behaviours and kind is BlobKind.PAYLOAD
+
+    # -- lies -------------------------------------------------------------------------------------
+
+    def _say(self, action: Broadcast) -> list[Action]:
+        said: list[Action] = [action]
+        if "equivocate" in self._behaviours:
+            other = self._other_version(action.data)
+            if other is not None:
+                said = self._split(action.data, other, action.urgency)
+        if "garbage" in self._behaviours:
+            size = 1 + self._words.below(2_000)
+            said.append(Broadcast(os.urandom(size), Urgency.VOTE))
+            cut = self._words.below(len(action.data))
+            said.append(Broadcast(action.data[:cut] + b"\x00", Urgency.VOTE))
+            flipped = bytearray(action.data)
+            flipped[self._words.below(len(flipped))] ^= 1 << self._words.below(8)
+            said.append(Broadcast(bytes(flipped), Urgency.VOTE))
+        if "replay" in self._behaviours:
+            said += [Broadcast(data, Urgency.VOTE) for data in list(self._old)[:8]]
+        if "impersonate" in self._behaviours:
+            said.append(Broadcast(self._as_somebody_else(action.data), Urgency.VOTE))
+            transport = self._service.transport
+            if isinstance(transport, ZenohTransport):
+                transport.publish(self._others[0], "all", action.data, Urgency.VOTE)
+        return said
+
+    def _split(self, one: bytes, other: bytes, urgency: Urgency) -> list[Action]:
+        peers = self._words.sample(self._others, len(self._others))
+        half = len(peers) // 2
+        return [
+            Send(peer, one if place < half else other, urgency) for place, peer in enumerate(peers)
+        ]
+
+    def _other_version(self, data: bytes) -> bytes | None:
+        """Another message for the same slot, as validly signed."""
+        message = wire.decode(data).claim
+        worker = self._service.worker
+        match message:
+            case Update():
+                gradient = os.urandom(4) * (message.size // 4)
+                payload = aggregate.payload_digest(gradient)
+                part = messages.update_part(
+                    message.chain, message.round, worker, message.model, payload, message.size
+                )
+            case BallotMessage() if len(message.entries) > 1:
+                part = messages.ballot_part(
+                    message.chain, message.round, worker, message.model, message.entries[1:]
+                )
+            case Vote() if any(message.value):
+                part = messages.vote_part(
+                    message.chain,
+                    message.round,
+                    message.period,
+                    message.step,
+                    worker,
+                    Digest(os.urandom(32)),
+                )
+            case Lead():
+                part = messages.lead_part(
+                    message.chain,
+                    message.round,
+                    message.period,
+                    worker,
+                    message.original_period,
+                    Digest(os.urandom(32)),
+                )
+            case _:
+                return None
+        proof = message.envelope.proof
+        return Envelope(message.envelope.kind, part, self._signer.sign(part), proof).encode()
+
+    def _as_somebody_else(self, data: bytes) -> bytes:
+        """The message in another worker's name, under its own signature."""
+        message = wire.decode(data).claim
+        victim = self._others[0]
+        chain = self._genesis.chain
+        number = getattr(message, "round", 1)
+        part = messages.vote_part(chain, number, 0, 1, victim, Digest(os.urandom(32)))
+        return Envelope(Kind.VOTE, part, self._signer.sign(part)).encode()
+
+    def _flood(self) -> None:
+        """As much as the network takes: votes, random bytes, questions, others' names."""
+        # A real liar has a machine of its own: here it must not take all of the others' time.
+        os.nice(FLOOD_NICE)
+        chain, worker = self._genesis.chain, self._service.worker
+        count = 0
+        # As long as there is a network to flood.
+        while not self._service.stopping:
+            count += 1
+            transport = self._service.transport
+            number = self._service.player.round
+            part = messages.vote_part(chain, number, count % 2, 1, worker, Digest(os.urandom(32)))
+            transport.broadcast(
+                Envelope(Kind.VOTE, part, self._signer.sign(part)).encode(), Urgency.VOTE
+            )
+            transport.broadcast(os.urandom(1_000), Urgency.VOTE)
+            if isinstance(transport, ZenohTransport):
+                transport.publish(self._others[0], "all", os.urandom(100), Urgency.VOTE)
+            transport.broadcast(messages.GetBlocks(chain, 1, 1 << 60).encode(), Urgency.ANSWER)
+            if count % 50 == 0:
+                transport.broadcast(os.urandom(100_000), Urgency.ANSWER)
+                time.sleep(0)
+
+
+_OWN = (Kind.UPDATE, Kind.BALLOT, Kind.LEAD, Kind.VOTE)
+BEHAVIOURS = (
+    "coalition",
+    "equivocate",
+    "withhold",
+    "garbage",
+    "replay",
+    "impersonate",
+    "flood",
+    "silent",
+)
+
+
+def read_behaviours(text: str) -> list[str]:
+    """Names with commas between them."""
+    names = [name for name in text.split(",") if name]
+    unknown = [name for name in names if name not in BEHAVIOURS]
+    if unknown:
+        raise UserError(f"there is no lie {', '.join(unknown)}; there are {', '.join(BEHAVIOURS)}")
+    return names
+
+
+def maker(
+    behaviours: Sequence[str], liars: Sequence[int]
+) -> Callable[[Service, Identity, Network], LyingNode]:
+    """What `run_node` needs to make its node a liar."""
+    return lambda service, identity, network: LyingNode(
+        service, identity, network, behaviours=behaviours, liars=liars
+    )
+
+
+def main() -> None:
+    """Run a lying node."""
+    parser = argparse.ArgumentParser(
+        prog="python -m holdout.node.localnet.lying_node", allow_abbrev=False
+    )
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--lies", default="coalition", help=",".join(BEHAVIOURS))
+    parser.add_argument("--liars", default="", help="the coalition: 5,6")
+    parser.add_argument("--until", type=int)
+    options = parser.parse_args()
+    liars = [int(number) for number in options.liars.split(",") if number]
+    run_node(
+        options.folder,
+        until=options.until,
+        make_behaviour=maker(read_behaviours(options.lies), liars),
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""Who belongs to a network: keys, certificates, the genesis file."""

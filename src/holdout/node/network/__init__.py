@@ -1,0 +1,1 @@
+"""What travels between members: transport, gossip, blobs, and what is refused."""

@@ -1,0 +1,205 @@
+"""Large things by digest: kept in memory while rounds need them, fetched from whoever holds them.
+
+A question is `KIND/DIGEST/OFFSET`; the answer is the blob's size and the piece that begins there.
+Nothing is believed: a blob counts once its digest is right, else the next holder is asked. So it is
+where a piece is not whole or the size has changed: a holder that drips would never be done with.
+"""
+
+import asyncio
+import re
+import struct
+import threading
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from holdout.agreement import aggregate
+from holdout.agreement.blocks import block_bytes_max
+from holdout.agreement.events import BlobKind
+from holdout.agreement.params import Params
+from holdout.ids import Digest
+from holdout.node.network.transport import CHUNK_BYTES, Transport
+from holdout.seeds import Stream
+
+BYTES_PER_SECOND_MIN = 1 << 20
+"""A holder that is slower than this is given up."""
+FETCHES_MAX = 16
+"""Gradients that are fetched at the same time."""
+
+_SIZE = struct.Struct("<Q")
+_QUESTION = re.compile(r"([123])/([0-9a-f]{64})/([0-9]{1,12})")
+
+
+class Blobs:
+    """Blobs in hand, by digest; read by the transport's threads too."""
+
+    def __init__(self, on_disk: Callable[[BlobKind, Digest], bytes | None]) -> None:
+        self._on_disk = on_disk
+        self._held: dict[Digest, tuple[BlobKind, bytes, int]] = {}
+        self._lock = threading.Lock()
+
+    def put(self, kind: BlobKind, digest: Digest, data: bytes, round_number: int) -> None:
+        """Keep a blob of this round in memory."""
+        with self._lock:
+            self._held[digest] = (kind, data, round_number)
+
+    def get(self, kind: BlobKind, digest: Digest) -> bytes | None:
+        """A blob in memory or on disk; the one on disk is checked."""
+        found = self._held.get(digest)
+        return self._on_disk(kind, digest) if found is None else found[1]
+
+    def forget(self, before_round: int) -> None:
+        """Drop from memory what came before this round."""
+        with self._lock:
+            self._held = {
+                digest: item for digest, item in self._held.items() if item[2] >= before_round
+            }
+
+    def serve(self, question: str) -> bytes | None:
+        """The answer to a peer's question; None where there is none."""
+        parsed = _QUESTION.fullmatch(question)
+        if parsed is None:
+            return None
+        kind, digest, offset = BlobKind(int(parsed[1])), bytes.fromhex(parsed[2]), int(parsed[3])
+        data = self.get(kind, Digest(digest))
+        if data is None or offset > len(data):
+            return None
+        return _SIZE.pack(len(data)) + data[offset : offset + CHUNK_BYTES]
+
+    @property
+    def size(self) -> int:
+        """Bytes in memory."""
+        with self._lock:
+            return sum(len(data) for _, data, _ in self._held.values())
+
+
+@dataclass(slots=True)
+class _Fetch:
+    kind: BlobKind
+    round: int
+    hints: list[int]
+    task: asyncio.Task[None]
+    asked: Counter[int] = field(default_factory=Counter)
+
+
+class Fetcher:
+    """Fetches what is wanted until it is there or nobody wants it any more.
+
+    Attributes:
+        wrong: Blobs that were not what they should be, by peer.
+        silent: Questions that were not answered, by peer.
+    """
+
+    def __init__(
+        self,
+        transport: Transport,
+        params: Params,
+        members: Sequence[int],
+        *,
+        delay: float,
+        words: Stream,
+        ready: Callable[[BlobKind, Digest, bytes], None],
+    ) -> None:
+        """Args: delay, in seconds, for one small message; `ready` takes what was fetched."""
+        self._transport = transport
+        self._params = params
+        self._members = tuple(members)
+        self._delay = delay
+        self._words = words
+        self._ready = ready
+        self._fetches: dict[Digest, _Fetch] = {}
+        self._slots = asyncio.Semaphore(FETCHES_MAX)
+        self.wrong: Counter[int] = Counter()
+        self.silent: Counter[int] = Counter()
+
+    @property
+    def count(self) -> int:
+        """Blobs that are being fetched."""
+        return len(self._fetches)
+
+    def want(self, kind: BlobKind, digest: Digest, hints: Sequence[int], round_number: int) -> None:
+        """Fetch a blob, these peers first; if it is being fetched already, they come next."""
+        known = self._fetches.get(digest)
+        named = [peer for peer in dict.fromkeys(hints) if peer in self._members]
+        if known is not None:
+            known.hints = named + [peer for peer in known.hints if peer not in named]
+            return
+        task = asyncio.create_task(self._fetch(kind, digest))
+        self._fetches[digest] = _Fetch(kind, round_number, named, task)
+
+    def forget(self, before_round: int) -> None:
+        """Nobody wants blobs of rounds before this one any more."""
+        for digest in [d for d, fetch in self._fetches.items() if fetch.round < before_round]:
+            self._fetches.pop(digest).task.cancel()
+
+    def close(self) -> None:
+        """Give everything up."""
+        for fetch in self._fetches.values():
+            fetch.task.cancel()
+        self._fetches.clear()
+
+    async def _fetch(self, kind: BlobKind, digest: Digest) -> None:
+        rounds = 0
+        order: list[int] = []
+        while True:
+            fetch = self._fetches.get(digest)
+            if fetch is None:  # Given up meanwhile.
+                return
+            if fetch.hints:
+                peer = fetch.hints.pop(0)
+            elif order:
+                peer = order.pop()
+                if fetch.asked[peer] >= rounds:
+                    continue
+            else:
+                rounds += 1
+                if rounds > 1:  # Everybody was asked: somebody may have it a little later.
+                    await asyncio.sleep(self._delay * min(rounds, 8) / 4)
+                order = self._words.sample(self._members, len(self._members))
+                continue
+            fetch.asked[peer] += 1
+            # Bodies and models are few and decide the round: only gradients wait for each other.
+            if kind is BlobKind.PAYLOAD:
+                async with self._slots:
+                    data = await self._pull(peer, kind, digest)
+            else:
+                data = await self._pull(peer, kind, digest)
+            if data is not None:
+                break
+        if self._fetches.pop(digest, None) is not None:
+            self._ready(kind, digest, data)
+
+    async def _pull(self, peer: int, kind: BlobKind, digest: Digest) -> bytes | None:
+        limit = self._params.payload_bytes
+        if kind is BlobKind.BLOCK:
+            limit = block_bytes_max(self._params)
+        pieces: list[bytes] = []
+        have, total = 0, None
+        while total is None or have < total:
+            seconds_max = 2 * self._delay + min(limit, CHUNK_BYTES) / BYTES_PER_SECOND_MIN
+            question = f"{int(kind)}/{digest.hex()}/{have}"
+            answer = await self._transport.request(peer, question, seconds_max)
+            if answer is None:
+                self.silent[peer] += 1
+                return None
+            if not _is_piece(answer, have, total, limit):
+                self.wrong[peer] += 1
+                return None
+            (total,) = _SIZE.unpack_from(answer)
+            pieces.append(answer[_SIZE.size :])
+            have += len(pieces[-1])
+        data = b"".join(pieces)
+        if not aggregate.blob_matches(kind, digest, data, self._params):
+            self.wrong[peer] += 1
+            return None
+        return data
+
+
+def _is_piece(answer: bytes, have: int, total: int | None, limit: int) -> bool:
+    """Whether this is the whole next piece of a blob of `total` bytes (None: still unknown)."""
+    if len(answer) <= _SIZE.size:
+        return False
+    size: int = _SIZE.unpack_from(answer)[0]
+    if size > limit or total not in {None, size}:
+        return False
+    return len(answer) - _SIZE.size == min(CHUNK_BYTES, size - have)

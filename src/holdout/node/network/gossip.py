@@ -1,0 +1,246 @@
+"""Small messages: sent once, passed on once, never handled twice, and pulled where they got lost.
+
+A connection that exists may still deliver nothing, and a liar sends to some peers only. So the
+first valid copy of a message is passed on to a few random peers, and every now and then a node
+tells a random peer what it holds of this round, which asks for what it lacks: only who was told is
+answered, so that nobody can have messages sent to it at will. A signed heartbeat tells which peers
+are really heard; one that stops says goodbye, so that nobody wonders for long.
+Both are for people and for waiting times: the agreement does not know them.
+"""
+
+import asyncio
+import hashlib
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from holdout.agreement.codec import DIGEST_BYTES, Reader, blob, decode, items, text, u8, u32, u64
+from holdout.agreement.events import Urgency
+from holdout.agreement.keys import Signer, Verifier
+from holdout.agreement.messages import REMEMBERED, Kind
+from holdout.agreement.params import Genesis
+from holdout.errors import InvalidMessage
+from holdout.ids import Digest
+from holdout.node.network.inbox import Allowance, urgency_of
+from holdout.node.network.transport import Transport
+from holdout.seeds import Stream
+
+HAVE, PULL, HEARTBEAT, GOODBYE = 0x80, 0x81, 0x82, 0x83
+"""The first bytes of gossip's own messages; those of the agreement are below."""
+NAME_BYTES = 8
+"""Of a message's hash, in lists: a collision costs one message that is not pulled."""
+_TAGS = {HEARTBEAT: "heartbeat", GOODBYE: "goodbye"}
+_ENTRY_BYTES = 4 + NAME_BYTES
+_LIST_BYTES = 1 + (4 + DIGEST_BYTES) + 8 + 4
+"""Of a list without its names: kind, network, round, count."""
+LISTED_MAX = 2_048
+PULLED_MAX = 256
+"""Messages that a peer is sent for one list of what is held."""
+RELAY_PEERS = 3
+HEARTBEAT_SECONDS = 5.0
+HEARD_SECONDS = 15.0
+"""A peer counts as heard so long after its last heartbeat."""
+
+PULLABLE = frozenset({Kind.UPDATE, Kind.BALLOT, Kind.LEAD, Kind.VOTE})
+REMEMBERED_MAX = 200_000
+
+
+@dataclass(slots=True)
+class _Heard:
+    round: int
+    period: int
+    at: float
+
+
+class Gossip:
+    """Remembers messages by hash, passes them on, and watches who is heard.
+
+    Attributes:
+        heard: The last heartbeat of each peer that has not left.
+        left: The peers that said goodbye and have not come back, and in which round.
+        rejected: Bad messages of gossip's own kinds, by peer.
+    """
+
+    def __init__(
+        self,
+        genesis: Genesis,
+        worker: int,
+        *,
+        signer: Signer,
+        verifier: Verifier,
+        transport: Transport,
+        words: Stream,
+    ) -> None:
+        self._genesis = genesis
+        self._worker = worker
+        self._signer = signer
+        self._verifier = verifier
+        self._transport = transport
+        self._words = words
+        self._others = tuple(w for w in range(genesis.params.workers) if w != worker)
+        self._relay_count = min(RELAY_PEERS, len(self._others))
+        # In a small network a full list is more than its receiver lets in.
+        room = Allowance.of(genesis.params).message_bytes_max - _LIST_BYTES
+        self._listed_max = min(LISTED_MAX, room // _ENTRY_BYTES)
+        self._round = 0
+        self._seen: dict[bytes, int] = {}
+        self._held: dict[bytes, bytes] = {}
+        self._offered: dict[int, int] = {}
+        """How many messages each peer may still pull."""
+        self.heard: dict[int, _Heard] = {}
+        self.left: dict[int, int] = {}
+        self.rejected: Counter[int] = Counter()
+        self.relayed = 0
+        self.pulled = 0
+
+    # -- remembering ------------------------------------------------------------------------------
+
+    def is_repeated(self, data: bytes) -> bool:
+        """Whether a copy of it was accepted before."""
+        return _hash(data) in self._seen
+
+    def remember(self, data: bytes) -> None:
+        """It was accepted: further copies are dropped, and peers that lack it may have it."""
+        if data[0] not in REMEMBERED or len(self._seen) >= REMEMBERED_MAX:
+            return
+        name = _hash(data)
+        self._seen[name] = self._round
+        if data[0] in PULLABLE:
+            self._held[name[:NAME_BYTES]] = data
+
+    def entered(self, round_number: int) -> None:
+        """A round begins: what belongs to the one before the last is forgotten."""
+        self._round = round_number
+        self._seen = {name: r for name, r in self._seen.items() if r >= round_number - 1}
+        self._held = {}
+        self._offered = {}
+
+    # -- sending ----------------------------------------------------------------------------------
+
+    def broadcast(self, data: bytes, urgency: Urgency) -> None:
+        """Tell everybody."""
+        self.remember(data)
+        self._transport.broadcast(data, urgency)
+
+    def relay(self, data: bytes, urgency: Urgency, without: int) -> None:
+        """Pass a message on to a few."""
+        peers = [peer for peer in self._others if peer != without]
+        for peer in self._words.sample(peers, min(self._relay_count, len(peers))):
+            self._transport.send(peer, data, urgency)
+            self.relayed += 1
+
+    def tell_what_is_held(self) -> None:
+        """Tell one random peer what is held of this round."""
+        peers = self._transport.peers()
+        if not peers or not self._held:
+            return
+        (peer,) = self._words.sample(peers, 1)
+        self._offered[peer] = PULLED_MAX
+        self._send_list(HAVE, peer, list(self._held)[-self._listed_max :])
+
+    def _send_list(self, kind: int, peer: int, names: Sequence[bytes]) -> None:
+        data = u8(kind) + blob(self._genesis.chain) + u64(self._round) + items(map(blob, names))
+        self._transport.send(peer, data, Urgency.ANSWER)
+
+    def beat(self, period: int) -> None:
+        """Tell everybody that this worker is alive, and where it is."""
+        self._sign_of_life(HEARTBEAT, period)
+
+    def goodbye(self, period: int) -> None:
+        """Tell everybody that this worker stops, and was not lost."""
+        self._sign_of_life(GOODBYE, period)
+
+    def _sign_of_life(self, kind: int, period: int) -> None:
+        part = (
+            text(_TAGS[kind])
+            + blob(self._genesis.chain)
+            + u32(self._worker)
+            + u64(self._round)
+            + u32(period)
+        )
+        data = u8(kind) + blob(part) + blob(self._signer.sign(part))
+        self._transport.broadcast(data, Urgency.ANSWER)
+
+    async def keep_talking(self, delay: float, period: Callable[[], int]) -> None:
+        """Be heard, and repair what got lost, whatever the round does; until cancelled."""
+        beats = 0
+        while True:
+            await asyncio.sleep(delay)
+            self.tell_what_is_held()
+            beats += 1
+            if beats * delay >= HEARTBEAT_SECONDS:
+                beats = 0
+                self.beat(period())
+
+    # -- receiving --------------------------------------------------------------------------------
+
+    def handle(self, peer: int, data: bytes) -> None:
+        """A message of gossip's own."""
+        try:
+            match data[0] if data else 0:
+                case 0x80:
+                    self._on_have(peer, *decode(data[1:], _read_list))
+                case 0x81:
+                    self._on_pull(peer, *decode(data[1:], _read_list))
+                case 0x82 | 0x83 as kind:
+                    self._on_sign_of_life(peer, kind, *decode(data[1:], _read_signed))
+                case _:
+                    raise InvalidMessage("no message")  # noqa: TRY301
+        except InvalidMessage:
+            self.rejected[peer] += 1
+
+    def _on_have(self, peer: int, chain: Digest, round_number: int, names: Sequence[bytes]) -> None:
+        if chain != self._genesis.chain:
+            raise InvalidMessage("of another network")
+        if round_number != self._round:
+            return
+        lacking = [name for name in dict.fromkeys(names) if name not in self._held]
+        if lacking:
+            self._send_list(PULL, peer, lacking[:PULLED_MAX])
+
+    def _on_pull(self, peer: int, chain: Digest, round_number: int, names: Sequence[bytes]) -> None:
+        if chain != self._genesis.chain:
+            raise InvalidMessage("of another network")
+        if round_number != self._round:
+            return
+        left = self._offered.get(peer, 0)
+        pulled = [self._held[name] for name in dict.fromkeys(names) if name in self._held][:left]
+        self._offered[peer] = left - len(pulled)
+        for data in pulled:
+            self._transport.send(peer, data, urgency_of(data))
+            self.pulled += 1
+
+    def _on_sign_of_life(self, peer: int, kind: int, part: bytes, signature: bytes) -> None:
+        def read(reader: Reader) -> tuple[bytes, Digest, int, int, int]:
+            return reader.blob(16), reader.digest(), reader.u32(), reader.u64(), reader.u32()
+
+        tag, chain, worker, round_number, period = decode(part, read)
+        key = self._genesis.roster[peer].signing
+        if (tag, chain, worker) != (_TAGS[kind].encode(), self._genesis.chain, peer):
+            raise InvalidMessage("not its own")
+        if not self._verifier.signature(key, part, signature):
+            raise InvalidMessage("not signed by it")
+        if kind == GOODBYE:
+            self.heard.pop(peer, None)
+            self.left[peer] = round_number
+        else:
+            self.left.pop(peer, None)
+            self.heard[peer] = _Heard(round_number, period, time.monotonic())
+
+    def heard_lately(self) -> tuple[int, ...]:
+        """The peers whose heartbeat came a short while ago."""
+        now = time.monotonic()
+        return tuple(sorted(p for p, h in self.heard.items() if now - h.at < HEARD_SECONDS))
+
+
+def _hash(data: bytes) -> bytes:
+    return hashlib.sha256(data).digest()
+
+
+def _read_list(reader: Reader) -> tuple[Digest, int, tuple[bytes, ...]]:
+    return reader.digest(), reader.u64(), reader.items(lambda r: r.exactly(NAME_BYTES), LISTED_MAX)
+
+
+def _read_signed(reader: Reader) -> tuple[bytes, bytes]:
+    return reader.blob(256), reader.exactly(64)

@@ -1,0 +1,146 @@
+"""The three jobs that a player asks for: a gradient, a ballot, the next model.
+
+The first two are the member's own code, in the learner's process. The third is the same for all and
+runs in a thread. Nothing here can stop the node: a job that fails costs this worker a role.
+"""
+
+import asyncio
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Protocol
+
+from holdout.agreement import aggregate
+from holdout.agreement.events import (
+    Action,
+    BlobKind,
+    Combine,
+    Combined,
+    Event,
+    Job,
+    JobFailed,
+    Judge,
+    Judged,
+    Propose,
+    Proposed,
+)
+from holdout.agreement.params import Params
+from holdout.errors import LearnerFailed
+from holdout.ids import Digest
+from holdout.node.network.blobs import Blobs
+from holdout.node.runtime.learner_client import LearnerClient
+from holdout.node.runtime.logs import Log
+from holdout.node.runtime.pacing import Pacing
+
+
+class LyingBehaviour(Protocol):
+    """What a node that lies (in a rehearsal) does instead of what its player says."""
+
+    def act(self, actions: Sequence[Action]) -> Sequence[Action]:
+        """What it does instead."""
+        ...
+
+    def ballot(self, job: Judge, approved: tuple[int, ...]) -> tuple[int, ...]:
+        """What it approves instead."""
+        ...
+
+    def withholds(self, kind: BlobKind, digest: Digest) -> bool:
+        """Whether it does not give this blob away."""
+        ...
+
+
+class Jobs:
+    """Does what a player asks for, one learner's question at a time.
+
+    Attributes:
+        behaviour: How this node lies; None: it does not.
+        round: The round in which results are kept.
+    """
+
+    def __init__(
+        self,
+        params: Params,
+        worker: int,
+        *,
+        learner: LearnerClient,
+        blobs: Blobs,
+        pacing: Pacing,
+        log: Log,
+    ) -> None:
+        self._params = params
+        self._worker = worker
+        self._learner = learner
+        self._blobs = blobs
+        self._pacing = pacing
+        self._log = log
+        self._thread = ThreadPoolExecutor(1, "combine")
+        self.behaviour: LyingBehaviour | None = None
+        self.round = 0
+
+    def close(self) -> None:
+        """Start nothing more."""
+        self._thread.shutdown(wait=False, cancel_futures=True)
+
+    async def result(self, job: Job, steps: int) -> Event:
+        """Do a job; `steps` is how many steps the chain has made."""
+        model = self._blobs.get(BlobKind.MODEL, job.model)
+        if model is None:
+            return JobFailed(job)
+        try:
+            match job:
+                case Propose():
+                    return await self._propose(job, model, steps)
+                case Judge():
+                    return await self._judge(job, model)
+                case Combine():
+                    return await self._combine(job, model)
+        except LearnerFailed:
+            return JobFailed(job)
+
+    async def _propose(self, job: Propose, model: bytes, steps: int) -> Event:
+        rate = self._params.rate(steps + 1)
+        data = await self._learner.propose(model, round_number=job.round, rate=rate)
+        fault = aggregate.payload_fault(data, self._params)
+        if fault is not None and self.behaviour is None:
+            self._log.warning("worker-failed", job="propose", why=fault)
+            return JobFailed(job)
+        digest = aggregate.payload_digest(data)
+        self._blobs.put(BlobKind.PAYLOAD, digest, data, job.round)
+        self._pacing.proposed(self._worker, time.monotonic_ns() // 1_000)
+        return Proposed(job, digest)
+
+    async def _judge(self, job: Judge, model: bytes) -> Event:
+        found = [self._blobs.get(BlobKind.PAYLOAD, c.payload) for c in job.candidates]
+        payloads = [data for data in found if data is not None]
+        if len(payloads) < len(found):
+            return JobFailed(job)
+        approved = await self._learner.judge(
+            model,
+            payloads,
+            round_number=job.round,
+            rate=job.rate,
+            radius=job.radius,
+            f=self._params.f,
+        )
+        if self.behaviour is not None:
+            approved = self.behaviour.ballot(job, approved)
+        return Judged(job, approved)
+
+    async def _combine(self, job: Combine, model: bytes) -> Event:
+        found = [self._blobs.get(BlobKind.PAYLOAD, payload) for payload in job.payloads]
+        payloads = [data for data in found if data is not None]
+        if len(payloads) < len(found):
+            return JobFailed(job)
+
+        def combine() -> tuple[bytes | None, Digest | None, float]:
+            data, radius = aggregate.combine(model, payloads, radius=job.radius, rate=job.rate)
+            if data is None:
+                return None, None, radius
+            return data, aggregate.model_digest(self._params.shapes, data), radius
+
+        data, digest, radius = await asyncio.get_running_loop().run_in_executor(
+            self._thread, combine
+        )
+        if data is not None and digest is not None:
+            self._blobs.put(BlobKind.MODEL, digest, data, self.round)
+        return Combined(job, digest, radius)

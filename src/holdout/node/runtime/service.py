@@ -1,0 +1,452 @@
+"""The driver: one task owns the `Player`; everything slow happens beside it.
+
+Events reach the player one at a time: timers that are due, then results of the node's own work
+(blobs, models, ballots), then messages, the urgent first. What it asks for is carried out in order,
+behind the write that has to be durable first. Gradients and ballots are computed in the learner's
+process, models in a thread, writes in another: while they take their time, votes go on.
+"""
+
+import asyncio
+import os
+import time
+from collections import deque
+from collections.abc import Callable, Coroutine, Sequence
+from contextlib import suppress
+from typing import Any
+
+from holdout.agreement import aggregate, wire
+from holdout.agreement.events import (
+    Action,
+    Alarm,
+    BlobKind,
+    BlockReady,
+    Broadcast,
+    Commit,
+    Compute,
+    Entered,
+    Event,
+    Forget,
+    Halt,
+    Job,
+    Judge,
+    Keep,
+    ModelReady,
+    PayloadReady,
+    Persist,
+    Received,
+    Reject,
+    Relay,
+    ReportEvidence,
+    Send,
+    SendBlocks,
+    SetTimer,
+    Start,
+    TimerFired,
+    Urgency,
+    Want,
+)
+from holdout.agreement.messages import BallotMessage, Kind, Update
+from holdout.agreement.params import Genesis
+from holdout.agreement.player import Player
+from holdout.errors import LearnerFailed
+from holdout.ids import Digest
+from holdout.node.network.blobs import Blobs, Fetcher
+from holdout.node.network.gossip import Gossip
+from holdout.node.network.inbox import Dropped, Inbox, is_agreement
+from holdout.node.network.transport import Transport
+from holdout.node.runtime.jobs import Jobs, LyingBehaviour
+from holdout.node.runtime.learner_client import LearnerClient
+from holdout.node.runtime.logs import Log
+from holdout.node.runtime.measure import Counters, Idle, Spent, Stopwatch
+from holdout.node.runtime.pacing import Pacing
+from holdout.node.runtime.timers import Timers, now
+from holdout.node.storage.archive import Archive
+
+MEETING_SECONDS = 3.0
+STEPS_IN_A_ROW = 32
+"""After so many events and messages the other tasks get their turn."""
+NONCE_BYTES = 32
+
+
+class Service:
+    """A node that runs."""
+
+    def __init__(
+        self,
+        genesis: Genesis,
+        worker: int,
+        *,
+        player: Player,
+        archive: Archive,
+        blobs: Blobs,
+        inbox: Inbox,
+        learner: LearnerClient,
+        pacing: Pacing,
+        log: Log,
+        spent: Spent,
+        until: int | None = None,
+    ) -> None:
+        """A node that is about to run; `attach` gives it its network.
+
+        Args:
+            genesis: The network.
+            worker: This node's place in the roster.
+            player: The agreement core, as the store left it.
+            archive: What must last.
+            blobs: Large things in hand.
+            inbox: What the transport puts messages into.
+            learner: The member's own code.
+            pacing: How long to wait.
+            log: Where events are written.
+            spent: Where time is counted.
+            until: The last round to take part in; None: for ever.
+        """
+        self._genesis = genesis
+        self._params = genesis.params
+        self.worker = worker
+        self.player = player
+        self._blobs = blobs
+        self._inbox = inbox
+        self._learner = learner
+        self._pacing = pacing
+        self._log = log
+        self.spent = spent
+        self._until = until
+        self.counters = Counters()
+        self.accuracy: float | None = None
+        self.evidence: dict[int, int] = {}
+        """Workers that were caught, and how often."""
+        self.halted: str | None = None
+        self._idle = Idle(spent)
+        self._archive = archive
+        self._jobs = Jobs(
+            self._params, worker, learner=learner, blobs=blobs, pacing=pacing, log=log
+        )
+        self._events: deque[Event] = deque()
+        self._timers = Timers()
+        self._awake = asyncio.Event()
+        self._loop = asyncio.get_running_loop()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._computing = 0
+        self._stopping = False
+        self._failure: Exception | None = None
+        self._proposers: dict[Digest, int] = {}
+        self._steps = self._archive.steps
+        self._rejected = False
+        self.transport: Transport
+        self.gossip: Gossip
+        self._fetcher: Fetcher
+
+    @property
+    def stopping(self) -> bool:
+        """Whether it has been told to end."""
+        return self._stopping
+
+    @property
+    def behaviour(self) -> LyingBehaviour | None:
+        """How this node lies; None: it does not."""
+        return self._jobs.behaviour
+
+    @behaviour.setter
+    def behaviour(self, behaviour: LyingBehaviour | None) -> None:
+        self._jobs.behaviour = behaviour
+
+    def attach(self, transport: Transport, gossip: Gossip, fetcher: Fetcher) -> None:
+        """The network, which in turn needs this object to exist."""
+        self.transport, self.gossip, self._fetcher = transport, gossip, fetcher
+
+    def wake(self) -> None:
+        """Something has come; called on any thread."""
+        with suppress(RuntimeError):  # The loop has ended.
+            self._loop.call_soon_threadsafe(self._awake.set)
+
+    def stop(self) -> None:
+        """Finish what is being written and end."""
+        self._stopping = True
+        self._awake.set()
+
+    # -- the loop ---------------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Run until stopped; raises what makes it impossible to go on."""
+        delay = self._pacing.timing().delay / 1e6
+        self._begin(self.gossip.keep_talking(delay, lambda: self.player.period))
+        loading = self._begin(self._learner.start())
+        await self._meet(loading)
+        self._events.append(Start(os.urandom(NONCE_BYTES)))
+        try:
+            in_a_row = 0
+            while not self._stopping and self._failure is None:
+                if not await self._step():
+                    in_a_row = 0
+                    await self._rest()
+                    continue
+                in_a_row += 1
+                if in_a_row >= STEPS_IN_A_ROW:
+                    in_a_row = 0
+                    await asyncio.sleep(0)
+        finally:
+            await self._end()
+        if self._failure is not None:
+            raise self._failure
+
+    async def _meet(self, loading: asyncio.Task[None]) -> None:
+        """Give connections a moment: what is said before there are any is lost.
+
+        In a new network all members load their data at the same time; without waiting for that, the
+        first round would be an empty one.
+        """
+        if self.player.round == 1:
+            patience = self._pacing.timing().propose / 1e6
+            await self._poll(loading.done, patience)
+        others = self._params.workers - 1
+        await self._poll(lambda: len(self.transport.peers()) >= others, MEETING_SECONDS)
+
+    async def _poll(self, condition: Callable[[], bool], seconds_max: float) -> None:
+        """Wait until it holds, or the time is up, or the node is told to end."""
+        end = time.monotonic() + seconds_max
+        while not (condition() or self._stopping or time.monotonic() > end):  # noqa: ASYNC110  # Of Zenoh there is no event.
+            await asyncio.sleep(0.05)
+
+    async def _end(self) -> None:
+        # First, so that it is on its way while the rest is put away.
+        self.gossip.goodbye(self.player.period)
+        self._fetcher.close()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._learner.close()
+        self._archive.close()
+        self._jobs.close()
+
+    async def _step(self) -> bool:
+        """Handle what comes next, one thing; False: there is nothing."""
+        self._awake.clear()
+        timer = self._timers.due()
+        if timer is not None:
+            await self._handle(TimerFired(timer))
+        elif self._events:
+            await self._handle(self._events.popleft())
+        elif (item := self._inbox.get()) is not None:
+            await self._receive(*item)
+        else:
+            return False
+        return True
+
+    async def _receive(self, sender: int, data: bytes) -> None:
+        if not is_agreement(data):
+            self._listen(sender, data)
+        elif self.gossip.is_repeated(data):
+            self.counters.rejected[Dropped.REPEATED] += 1
+        else:
+            await self._handle(Received(sender, data))
+
+    def _listen(self, sender: int, data: bytes) -> None:
+        """A message of gossip's own."""
+        before = sender in self.gossip.left
+        self.gossip.handle(sender, data)
+        if sender in self.gossip.left and not before:
+            self._log.info("peer-left", worker=sender)
+            self._pacing.left(sender)
+
+    async def _rest(self) -> None:
+        """Wait for something to do."""
+        began = time.perf_counter()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(self._timers.seconds()):
+                await self._awake.wait()
+        self._idle.waited(
+            time.perf_counter() - began,
+            computing=self._computing > 0,
+            fetching=self._fetcher.count > 0,
+        )
+
+    async def _handle(self, event: Event) -> None:
+        at = now()
+        crypto = self.spent.crypto
+        with Stopwatch(self.spent, "protocol"):
+            actions: Sequence[Action] = self.player.handle(event, at)
+        self.spent.protocol -= self.spent.crypto - crypto
+        if self.behaviour is not None:
+            actions = self.behaviour.act(actions)
+        self._rejected = False
+        if isinstance(event, TimerFired) and actions:
+            self._idle.ended_by_timer()
+        await self._execute(actions)
+        if isinstance(event, Received):
+            self._idle.ended_by_message()
+            if not self._rejected:
+                self.gossip.remember(event.data)
+                self._pace(event.data, at)
+
+    def _pace(self, data: bytes, at: int) -> None:
+        if data[0] not in {Kind.UPDATE, Kind.BALLOT}:
+            return
+        message = wire.decode(data).claim
+        if isinstance(message, Update):
+            self._proposers[message.payload] = message.worker
+        elif isinstance(message, BallotMessage):
+            self._pacing.voted(message.worker, at)
+            self.player.wait(self._pacing.timing())
+
+    # -- actions ----------------------------------------------------------------------------------
+
+    async def _execute(self, actions: Sequence[Action]) -> None:
+        """Carry them out. All writes of one batch become one, before anything else of it."""
+        persists = []
+        for action in actions:
+            if isinstance(action, Keep):
+                self._blobs.put(BlobKind.BLOCK, action.digest, action.data, self.player.round)
+            elif isinstance(action, Persist):
+                persists.append(action)
+        if persists:
+            await self._archive.persist(persists, self.player.round)
+        for action in actions:
+            self._do(action)
+
+    def _do(self, action: Action) -> None:  # noqa: C901  # One line for each kind of action.
+        match action:
+            case Broadcast():
+                self.gossip.broadcast(action.data, action.urgency)
+            case Relay():
+                self.gossip.relay(action.data, action.urgency, action.without)
+            case Send():
+                self.transport.send(action.peer, action.data, action.urgency)
+            case SetTimer():
+                self._set_timer(action)
+            case Want():
+                self._want(action)
+            case Compute():
+                self._compute(action.job)
+            case Reject():
+                self._rejected = True
+                self.counters.rejected[action.fault] += 1
+            case SendBlocks():
+                self._begin(self._send_blocks(action))
+            case Commit():
+                self._commit(action)
+            case Forget():
+                self._blobs.forget(action.before_round - 1)
+                self._fetcher.forget(action.before_round)
+            case Entered():
+                self._entered(action)
+            case ReportEvidence():
+                self._report(action)
+            case Alarm():
+                self._log.error("alarm", why=action.why)
+            case Halt():
+                self.halted = action.why
+                self._log.error("halt", why=action.why)
+            case Keep() | Persist():
+                pass  # Done before.
+
+    def _set_timer(self, action: SetTimer) -> None:
+        if self._until is None or action.timer.round <= self._until:
+            self._timers.set(action)
+
+    def _entered(self, action: Entered) -> None:
+        self._log.round = action.round
+        self._log.debug("entered", period=action.period)
+        self.counters.periods += action.period > 0
+        if action.round == self._jobs.round:
+            return
+        self._jobs.round = action.round
+        self.gossip.entered(action.round)
+        self.gossip.beat(action.period)
+        self._pacing.began(now())
+        self._proposers.clear()
+        self._timers.forget(action.round)
+
+    def _report(self, action: ReportEvidence) -> None:
+        kind = action.evidence.first.kind
+        self.evidence[action.worker] = self.evidence.get(action.worker, 0) + 1
+        self._log.warning("evidence", worker=action.worker, kind=kind.name.lower())
+        self._begin(self._archive.add_evidence(action))
+
+    def _commit(self, action: Commit) -> None:
+        self.counters.rounds += 1
+        self.counters.steps += action.stepped
+        self._steps += action.stepped
+        self._log.info(
+            "commit",
+            decided=action.round,
+            model=action.model.hex()[:16],
+            stepped=action.stepped,
+            selected=None if action.selected is None else list(action.selected),
+        )
+        self._begin(self._archive.finish(action))
+        model = self._blobs.get(BlobKind.MODEL, action.model)
+        if model is not None:
+            self._begin(self._measure(model))
+
+    async def _send_blocks(self, action: SendBlocks) -> None:
+        for item in await self._archive.finished(action.first, action.last):
+            self.transport.send(action.peer, item.encode(), Urgency.ANSWER)
+
+    # -- blobs ------------------------------------------------------------------------------------
+
+    def _want(self, action: Want) -> None:
+        data = self._blobs.get(action.kind, action.digest)
+        if data is not None:
+            self._announce(action.kind, action.digest, data)
+        else:
+            self._fetcher.want(action.kind, action.digest, action.hints, self.player.round)
+
+    def fetched(self, kind: BlobKind, digest: Digest, data: bytes) -> None:
+        """A blob has come, with the right digest."""
+        self._idle.ended_by_message()
+        self._blobs.put(kind, digest, data, self.player.round)
+        if kind is BlobKind.PAYLOAD and digest in self._proposers:
+            self._pacing.proposed(self._proposers[digest], now())
+        self._announce(kind, digest, data)
+
+    def _announce(self, kind: BlobKind, digest: Digest, data: bytes) -> None:
+        match kind:
+            case BlobKind.PAYLOAD:
+                valid = aggregate.payload_fault(data, self._params) is None
+                self._tell(PayloadReady(digest, valid))
+            case BlobKind.BLOCK:
+                self._tell(BlockReady(digest, data))
+            case BlobKind.MODEL:
+                self._tell(ModelReady(digest))
+
+    def _tell(self, event: Event) -> None:
+        self._events.append(event)
+        self._awake.set()
+
+    # -- learning ---------------------------------------------------------------------------------
+
+    def _compute(self, job: Job) -> None:
+        if self._until is not None and self.player.round > self._until:
+            return
+        if isinstance(job, Judge):
+            self._pacing.judging(now())
+        self._begin(self._computed(job))
+
+    async def _computed(self, job: Job) -> None:
+        self._computing += 1
+        try:
+            event = await self._jobs.result(job, self._steps)
+        finally:
+            self._computing -= 1
+        self._tell(event)
+
+    async def _measure(self, model: bytes) -> None:
+        with suppress(LearnerFailed):
+            self.accuracy = await self._learner.accuracy(model)
+
+    # -- beside -----------------------------------------------------------------------------------
+
+    def _begin(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._done)
+        return task
+
+    def _done(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and task.exception() is not None:
+            error = task.exception()
+            assert isinstance(error, Exception)  # noqa: S101
+            self._failure = error
+            self._awake.set()

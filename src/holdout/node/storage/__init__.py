@@ -1,0 +1,1 @@
+"""What outlives a crash: the chain, the blobs, and how both are checked."""

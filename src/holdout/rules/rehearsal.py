@@ -1,0 +1,201 @@
+"""When a baseline rule "selects" a lie: what the adaptive attacker checks at each strength.
+
+Each rule's check is prepared once a round (sorted values, distances between honest updates), so
+that trying a strength costs little.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from holdout.errors import InfeasibleError
+from holdout.rules import RULES
+from holdout.rules.distance import (
+    Matrix,
+    bulyan_indices,
+    centred_gram,
+    krum_index,
+    multi_krum_indices,
+)
+
+BLOCK = 1 << 13  # Coordinates judged at a time, in the cache; often some decide for all.
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LieLine:
+    """What is tried: `copies` times base + s * direction among the honest updates."""
+
+    honest: Tensor
+    base: Tensor
+    direction: Tensor
+    copies: int
+    f: int
+
+    @property
+    def count(self) -> int:
+        """All updates, n."""
+        return len(self.honest) + self.copies
+
+    def at(self, strength: float) -> Tensor:
+        """The lie of this strength."""
+        return self.base + strength * self.direction
+
+
+Prepare = Callable[[LieLine], Callable[[float], bool]]
+"""A line -> for a strength, whether the rule selects the lie."""
+
+
+def _distances(line: LieLine) -> Callable[[float], Matrix]:
+    """A strength -> the squared distances between all updates, honest ones first."""
+    # Seen from the base, the lie is s * direction: all distances follow from one Gram matrix.
+    gram = centred_gram(torch.cat([line.honest, line.at(1.0)[None]]), line.base)
+    honest = len(line.honest)
+    norms, towards = gram.diagonal(), gram[:honest, honest]
+    between = norms[:honest, None] + norms[None, :honest] - 2 * gram[:honest, :honest]
+
+    def at(strength: float) -> Matrix:
+        distances = np.zeros((line.count, line.count))
+        distances[:honest, :honest] = between
+        to_lie = norms[:honest] - 2 * strength * towards + strength**2 * norms[honest]
+        distances[:honest, honest:] = to_lie[:, None]
+        distances[honest:, :honest] = to_lie[None, :]
+        return np.maximum(distances, 0.0)
+
+    return at
+
+
+def _by_distance(choose: Callable[[Matrix, int], Sequence[int]]) -> Prepare:
+    """Rules that return or average the updates they choose."""
+
+    def prepare(line: LieLine) -> Callable[[float], bool]:
+        distances = _distances(line)
+        return lambda strength: max(choose(distances(strength), line.f)) >= len(line.honest)
+
+    return prepare
+
+
+def _bulyan(line: LieLine) -> Callable[[float], bool]:
+    """Chosen by its Krums, which copies far away may be too, and then near the median of those."""
+    distances, honest = _distances(line), len(line.honest)
+
+    def passes(strength: float) -> bool:
+        chosen = bulyan_indices(distances(strength), f=line.f)
+        kept = line.honest[[index for index in chosen if index < honest]]
+        copies = len(chosen) - len(kept)
+        nearest = line.count - 4 * line.f
+        ordered = kept.sort(dim=0).values
+        return copies > 0 and _is_near_median(ordered, line.at(strength), copies, nearest)
+
+    return passes
+
+
+def _by_place(places: Callable[[int, int], tuple[int, int]]) -> Prepare:
+    """Rules that keep what stands in the places `first` to `last` of the sorted values.
+
+    The copies are equal, so they stand together behind the honest values that are smaller. One of
+    them is kept unless even the last stands before `first` or even the first behind `last`: two
+    honest order statistics decide. (Equal to one of them, its value is kept, whosever it is.)
+    """
+
+    def prepare(line: LieLine) -> Callable[[float], bool]:
+        first, last = places(line.count, line.f)
+        ordered = line.honest.sort(dim=0).values
+        lower = ordered[first - line.copies] if first >= line.copies else None
+        upper = ordered[last] if last < len(ordered) else None
+
+        def passes(strength: float) -> bool:
+            lie = line.at(strength)
+            kept = torch.ones_like(lie, dtype=torch.bool)
+            if lower is not None:
+                kept &= lie >= lower
+            if upper is not None:
+                kept &= lie <= upper
+            return 2 * int(kept.sum()) >= len(lie)
+
+        return passes
+
+    return prepare
+
+
+def _by_nearness(line: LieLine) -> Callable[[float], bool]:
+    """Mean around median: the n - f values nearest the median are kept."""
+    nearest = line.count - line.f
+    ordered = line.honest.sort(dim=0).values
+    return lambda strength: _is_near_median(ordered, line.at(strength), line.copies, nearest)
+
+
+def _is_near_median(ordered: Tensor, lie: Tensor, copies: int, nearest: int) -> bool:
+    """Whether, in half of the coordinates, a copy is one of the values nearest the median.
+
+    `ordered` are the honest values, sorted in each coordinate.
+    """
+    if len(ordered) < nearest:
+        return True  # Too few honest values to leave the lie out, wherever it is.
+    n, d = len(ordered) + copies, len(lie)
+    kept = 0
+    for start in range(0, d, BLOCK):
+        part, own = ordered[:, start : start + BLOCK], lie[start : start + BLOCK]
+        low, high = (_at_place(part, own, copies, place) for place in ((n - 1) // 2, n // 2))
+        median = (low + high) / 2
+        nearer = ((part - median).abs() < (own - median).abs()).sum(dim=0)
+        kept += int((nearer < nearest).sum())
+        if 2 * kept >= d:
+            return True
+        if 2 * (kept + d - min(start + BLOCK, d)) < d:
+            return False
+    return False
+
+
+def _at_place(ordered: Tensor, lie: Tensor, copies: int, place: int) -> Tensor:
+    """What stands in a place when the copies are sorted in among the honest values."""
+    value = lie
+    if place >= copies:
+        value = torch.maximum(value, ordered[place - copies])
+    if place < len(ordered):
+        value = torch.minimum(value, ordered[place])
+    return value
+
+
+PREPARE: Mapping[str, Prepare] = MappingProxyType(
+    {
+        "krum": _by_distance(lambda distances, f: [krum_index(distances, f=f)]),
+        "krum-unsquared": _by_distance(lambda distances, f: [krum_index(np.sqrt(distances), f=f)]),
+        "multi-krum": _by_distance(lambda distances, f: multi_krum_indices(distances, f=f)),
+        "bulyan": _bulyan,
+        "trimmed-mean": _by_place(lambda n, f: (f, n - f - 1)),
+        "median": _by_place(lambda n, _f: ((n - 1) // 2, n // 2)),
+        "mean-around-median": _by_nearness,
+    }
+)
+"""Mean, geometric median and own rules are missing: they leave nobody out."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class DeployedRule:
+    """A baseline rule, run by the attacker on the honest updates that it knows."""
+
+    rule: str
+    honest: Tensor
+    copies: int
+    f: int
+
+    @property
+    def leaves_nobody_out(self) -> bool:
+        """Whether no strength is too much."""
+        return self.rule not in PREPARE
+
+    def selects(
+        self, base: Tensor, direction: Tensor, strengths: Sequence[float]
+    ) -> Iterator[bool]:
+        """For each strength: whether the rule selects the lie (never, if it is infeasible)."""
+        line = LieLine(self.honest, base, direction, self.copies, self.f)
+        try:
+            RULES[self.rule](torch.zeros(line.count, 1), f=self.f)
+        except InfeasibleError:
+            yield from [False] * len(strengths)
+            return
+        yield from map(PREPARE[self.rule](line), strengths)

@@ -1,0 +1,1 @@
+"""The protocol's simulator: many players on one simulated network, faults and lies from a seed."""

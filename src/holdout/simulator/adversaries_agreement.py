@@ -1,0 +1,394 @@
+"""What Byzantine leaders and committee members do, and the attacker who sees everything.
+
+`BEHAVIOURS` lists every behaviour by its name in the table of `docs/simulation.md`.
+"""
+# ruff: noqa: ARG002  # All behaviours take the same, whatever they look at.
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from holdout.agreement import aggregate, messages
+from holdout.agreement.blocks import Block, BlockKind, Draft, Tip, assemble, read_block, read_header
+from holdout.agreement.codec import BOTTOM
+from holdout.agreement.events import (
+    Action,
+    BlobKind,
+    Broadcast,
+    Combined,
+    Keep,
+    Send,
+    Urgency,
+)
+from holdout.agreement.messages import (
+    Bundle,
+    Envelope,
+    Kind,
+    Lead,
+    Message,
+    Step,
+    Vote,
+    VoteSignature,
+)
+from holdout.errors import InvalidMessage
+from holdout.ids import Digest
+from holdout.seeds import stream
+from holdout.simulator.adversaries import LEARNING_BEHAVIOURS, Liar, MakeLiar, Several
+from holdout.simulator.adversaries_noise import NOISY_BEHAVIOURS
+from holdout.simulator.cluster import Cluster
+from holdout.simulator.nodes import SimulatedNode
+
+
+class DoubleVoter(Liar):
+    """Z4: votes for everything it hears of, at chosen victims."""
+
+    def __init__(self, node: SimulatedNode, liars: Sequence[int]) -> None:
+        super().__init__(node, liars)
+        self._values: dict[tuple[int, int], list[Digest]] = {}
+
+    def outgoing(self, action: Broadcast, message: Message | None) -> Sequence[Action]:
+        """The own vote for half of the others, a vote for another value for the rest."""
+        if not isinstance(message, Vote) or message.value == BOTTOM:
+            return (action,)
+        others = [v for v in self._known(message) if v != message.value]
+        if not others:
+            return (action,)
+        other = others[self.words.below(len(others))]
+        second = self.vote(message.round, message.period, message.step, other)
+        return self.split(action.data, second, action.urgency)
+
+    def hear(self, peer: int, data: bytes) -> Sequence[Action]:
+        """Support what others say, in any step, at one of them."""
+        if not data or data[0] not in (Kind.VOTE, Kind.LEAD):
+            return ()
+        message = self.read(data)
+        if not isinstance(message, Vote | Lead) or message.worker in self.liars:
+            return ()
+        if message.round < self.node.player.round:
+            return ()
+        if message.value != BOTTOM:
+            self._known(message).append(message.value)
+        if isinstance(message, Lead) or not self.lucky(3):
+            return ()
+        steps = [message.step]
+        if message.value != BOTTOM and self.lucky(2):
+            steps = [Step.SOFT, Step.CERT, Step.LATE, Step.REDO]
+        victims = self.others()[: 1 + self.words.below(2)]
+        made = [self.vote(message.round, message.period, step, message.value) for step in steps]
+        if self.lucky(4):
+            made.append(self.vote(message.round, message.period, Step.DOWN, BOTTOM))
+        return [Send(victim, data, Urgency.VOTE) for victim in victims for data in made]
+
+    def _known(self, message: Vote | Lead) -> list[Digest]:
+        known = self._values.setdefault((message.round, message.period), [])
+        del known[:-8]
+        return known
+
+
+class HiddenBlock(Liar):
+    """Z11: leads with a block that nobody gets, that half of the others get, or not at all."""
+
+    def __init__(self, node: SimulatedNode, liars: Sequence[int]) -> None:
+        super().__init__(node, liars)
+        self._kind = self.words.below(3)
+        self._victims = self.others()[::2]
+
+    def outgoing(self, action: Broadcast, message: Message | None) -> Sequence[Action]:
+        """Perhaps not a word."""
+        return () if isinstance(message, Lead) and self._kind == 0 else (action,)
+
+    def serve(
+        self, node: SimulatedNode, peer: int, digest: Digest, data: bytes | None
+    ) -> bytes | None:
+        """Not the block."""
+        if data is None or self._kind == 0:
+            return data
+        try:
+            read_block(data)
+        except InvalidMessage:
+            return data
+        return None if self._kind == 1 or peer in self._victims else data
+
+
+class BlockForger(Liar):
+    """The common part of those who lead with another block than the honest one."""
+
+    def __init__(self, node: SimulatedNode, liars: Sequence[int]) -> None:
+        super().__init__(node, liars)
+        self._made: dict[Digest, Digest] = {}
+
+    def forge(self, block: Block) -> Block | None:
+        """Another block in its place."""
+        raise NotImplementedError
+
+    def other(self, action: Action) -> Sequence[Action]:
+        """Where the honest player keeps its block, make the other one."""
+        if isinstance(action, Keep):
+            block = self.forge(read_block(action.data))
+            if block is not None:
+                digest = block.header.digest
+                self._made[action.digest] = digest
+                number = block.header.round
+                self.node.memory.put(BlobKind.BLOCK, digest, block.encode(), number)
+        return (action,)
+
+    def forged(self, message: Message | None) -> bytes | None:
+        """The lead of the other block, if there is one."""
+        if not isinstance(message, Lead) or message.original_period != message.period:
+            return None
+        value = self._made.get(message.value)
+        if value is None:
+            return None
+        part = messages.lead_part(
+            message.chain, message.round, message.period, self.index, message.period, value
+        )
+        return self.sign(Kind.LEAD, part, message.envelope.proof)
+
+    def with_ballots(self, block: Block, ballots: Sequence[messages.BallotMessage]) -> Block | None:
+        """The valid block that these ballots give."""
+        draft = self.draft(block, ballots)
+        payloads = {digest: self.node.memory.get(digest) for digest in draft.needs}
+        known = {digest: data for digest, data in payloads.items() if data is not None}
+        if len(known) < len(payloads):
+            return None
+        valid = {d: self.cluster.payload_valid(d, data) for d, data in known.items()}
+        job = draft.job(valid)
+        if job is None:
+            return draft.block(valid, None)
+        model = self.node.memory.get(job.model)
+        if model is None:
+            return None
+        data, radius = aggregate.combine(
+            model, [known[p] for p in job.payloads], radius=job.radius, rate=job.rate
+        )
+        digest = None if data is None else aggregate.model_digest(self.genesis.params.shapes, data)
+        if data is not None and digest is not None:
+            self.node.memory.put(BlobKind.MODEL, digest, data, block.header.round)
+        return draft.block(valid, Combined(job, digest, radius))
+
+    def draft(self, block: Block, ballots: Sequence[messages.BallotMessage]) -> Draft:
+        """The body with these ballots."""
+        header = block.header
+        params = self.genesis.params
+        before = self.node.disk.finished[-1:]
+        radius = read_header(before[0].header).radius if before else params.radius_first
+        tip = Tip(
+            header.round,
+            header.previous,
+            header.model_previous,
+            radius,
+            header.steps - (header.kind is BlockKind.STEP),
+            BOTTOM,
+            None,
+        )
+        return assemble(
+            tip,
+            self.genesis,
+            leader=self.index,
+            original_period=header.original_period,
+            seed=header.seed,
+            seed_proof=header.seed_proof,
+            updates={update.worker: update for update in block.updates},
+            ballots={ballot.worker: ballot for ballot in ballots},
+            evidence=block.evidence,
+        )
+
+
+class BadBlock(BlockForger):
+    """Z12: ballots left out, a step denied, a wrong tally, model, seed or previous block."""
+
+    kinds = (
+        "fewer ballots",
+        "no ballots",
+        "wrong tally",
+        "wrong model",
+        "wrong seed",
+        "wrong previous",
+        "twice the same voter",
+        "forged ballot",
+        "wrong radius",
+        "wrong count of steps",
+    )
+
+    def __init__(self, node: SimulatedNode, liars: Sequence[int], kind: str | None = None) -> None:
+        super().__init__(node, liars)
+        self.kind = kind
+
+    def outgoing(self, action: Broadcast, message: Message | None) -> Sequence[Action]:
+        """The forged block's lead instead of the honest one's."""
+        forged = self.forged(message)
+        return (action,) if forged is None else (Broadcast(forged, action.urgency),)
+
+    def forge(self, block: Block) -> Block | None:
+        """One of the kinds."""
+        header, junk = block.header, Digest(b"\x0d" * 32)
+        match self.kind or self.kinds[self.words.below(len(self.kinds))]:
+            case "fewer ballots":
+                return self.with_ballots(block, self._fewest(block))
+            case "no ballots":
+                return self.with_ballots(block, ())
+            case "wrong tally":
+                # Everything in the body is honest; the liars' names are added to the outcome.
+                extra = [
+                    (update.worker, 1)
+                    for update in block.updates
+                    if update.worker not in dict(block.selection)
+                ]
+                return self._resealed(block, selection=(*extra, *block.selection[1:]))
+            case "wrong model":
+                return replace(block, header=replace(header, model=junk))
+            case "wrong seed":
+                return replace(block, header=replace(header, seed=junk))
+            case "wrong previous":
+                return replace(block, header=replace(header, previous=junk))
+            case "twice the same voter":
+                return self._resealed(block, ballots=(*block.ballots[:1], *block.ballots))
+            case "forged ballot":
+                return self._resealed(block, ballots=self._with_forged(block))
+            case "wrong radius":
+                return replace(block, header=replace(header, radius=header.radius * 2 + 1))
+            case _:
+                return replace(block, header=replace(header, steps=header.steps + 1))
+
+    def _fewest(self, block: Block) -> list[messages.BallotMessage]:
+        """As few honest ballots as a step needs."""
+        own = [b for b in block.ballots if b.worker in self.liars]
+        honest = [b for b in block.ballots if b.worker not in self.liars]
+        count = max(0, self.genesis.params.ballots_min - len(own))
+        return own + honest[:count]
+
+    def _with_forged(self, block: Block) -> tuple[messages.BallotMessage, ...]:
+        """An honest voter's ballot, of the liar's making."""
+        spoilt: list[messages.BallotMessage] = []
+        for ballot in block.ballots:
+            if ballot.worker in self.liars or spoilt:
+                continue
+            part = messages.ballot_part(
+                ballot.chain, ballot.round, ballot.worker, ballot.model, ballot.entries[:1]
+            )
+            envelope = Envelope(Kind.BALLOT, part, self.signer.sign(part), ballot.envelope.proof)
+            spoilt.append(replace(ballot, entries=ballot.entries[:1], envelope=envelope))
+        forged = {ballot.worker: ballot for ballot in spoilt}
+        return tuple(forged.get(ballot.worker, ballot) for ballot in block.ballots)
+
+    def _resealed(
+        self,
+        block: Block,
+        *,
+        ballots: tuple[messages.BallotMessage, ...] | None = None,
+        selection: tuple[tuple[int, int], ...] | None = None,
+    ) -> Block:
+        """The block with another part, and a header whose roots say so."""
+        changed = replace(
+            block,
+            ballots=block.ballots if ballots is None else ballots,
+            selection=block.selection if selection is None else tuple(sorted(selection)),
+        )
+        draft = replace(
+            self.draft(block, block.ballots), ballots=changed.ballots, updates=changed.updates
+        )
+        sealed = draft._block(  # noqa: SLF001  # A forger uses the honest leader's seal.
+            block.header.kind, changed.selection, block.header.model, block.header.radius
+        )
+        return replace(changed, header=sealed.header)
+
+
+class TwoBlocks(BlockForger):
+    """Z13: one block for half of the others, another for the rest."""
+
+    def forge(self, block: Block) -> Block | None:
+        """A second valid block, of fewer ballots."""
+        second = self.with_ballots(block, block.ballots[1:])
+        return None if second is None or second.header.digest == block.header.digest else second
+
+    def outgoing(self, action: Broadcast, message: Message | None) -> Sequence[Action]:
+        """Two leads for one period."""
+        forged = self.forged(message)
+        return (action,) if forged is None else self.split(action.data, forged, action.urgency)
+
+
+# -------------------------------------------------------------------------------- seeing everything
+
+
+class Completion:
+    """Sees all votes and completes quorums that lack only the liars' votes, at one victim.
+
+    What honest workers say is enough for anybody to build a bundle of; with B votes of the liars on
+    top, a quorum exists as soon as Q - B honest workers agree, and the attacker decides who learns
+    of it, and when: a victim at once, the others never from it.
+    """
+
+    def __init__(self, cluster: Cluster, liars: Sequence[int]) -> None:
+        self._cluster = cluster
+        self._liars = tuple(liars)
+        self._words = stream(cluster.seed, "completion")
+        self._votes: dict[tuple[int, int, int, Digest], dict[int, VoteSignature]] = {}
+        self._done: set[tuple[int, int, int, Digest]] = set()
+        self._seen: set[bytes] = set()
+
+    def __call__(self, source: int, target: int, data: bytes) -> int:
+        """Look at what is sent; it is held back by nothing."""
+        if data and data[0] == Kind.VOTE and data not in self._seen:
+            self._seen.add(data)
+            try:
+                message = self._cluster.decode(data).claim
+            except InvalidMessage:
+                return 0
+            if isinstance(message, Vote) and message.worker not in self._liars:
+                self._count(message)
+        return 0
+
+    def _count(self, vote: Vote) -> None:
+        slot = (vote.round, vote.period, vote.step, vote.value)
+        marks = self._votes.setdefault(slot, {})
+        marks[vote.worker] = VoteSignature(
+            vote.worker, vote.envelope.signature, vote.envelope.proof
+        )
+        params = self._cluster.genesis.params
+        if slot in self._done or len(marks) + len(self._liars) < params.quorum:
+            return
+        self._done.add(slot)
+        if self._words.below(4):
+            self._complete(slot, dict(marks))
+
+    def _complete(
+        self, slot: tuple[int, int, int, Digest], marks: dict[int, VoteSignature]
+    ) -> None:
+        cluster = self._cluster
+        number, period, step, value = slot
+        for liar in self._liars:
+            part = messages.vote_part(cluster.genesis.chain, number, period, step, liar, value)
+            marks[liar] = VoteSignature(liar, cluster.keys.signer(liar).sign(part), b"")
+        quorum = cluster.genesis.params.quorum
+        chosen = tuple(marks[worker] for worker in sorted(marks)[:quorum])
+        bundle = Bundle(cluster.genesis.chain, number, period, step, value, chosen).encode()
+        honest = [w for w in range(len(cluster.nodes)) if w not in self._liars]
+        for victim in self._words.sample(honest, 1 + self._words.below(2) % len(honest)):
+            delay = self._words.below(2) * self._words.below(1 + 4 * cluster.timing.delay)
+            cluster.agenda.after(1 + delay, cluster.nodes[victim].receive, (self._liars[0], bundle))
+
+
+# ------------------------------------------------------------------------------------------- names
+
+BEHAVIOURS: dict[str, MakeLiar] = {
+    **LEARNING_BEHAVIOURS,
+    **NOISY_BEHAVIOURS,
+    "Z4": DoubleVoter,
+    "Z11": HiddenBlock,
+    "Z12": BadBlock,
+    "Z13": TwoBlocks,
+}
+
+
+def corrupt(cluster: Cluster, liars: Sequence[tuple[int, Sequence[str]]]) -> None:
+    """Give these workers their behaviours, before they start."""
+    everyone = [worker for worker, _ in liars]
+    for worker, names in liars:
+        node = cluster.nodes[worker]
+        parts = [BEHAVIOURS[name](node, everyone) for name in names]
+        node.behaviour = parts[0] if len(parts) == 1 else Several(parts)
+
+
+def corrupt_with(cluster: Cluster, liars: Sequence[int], make: MakeLiar) -> None:
+    """Give these workers one behaviour of the caller's making."""
+    for worker in liars:
+        cluster.nodes[worker].behaviour = make(cluster.nodes[worker], liars)

@@ -1,0 +1,393 @@
+"""Many players on one simulated network, in one thread and virtual time.
+
+What all of them would compute alike is computed once: decoding, verification, the check of a
+block's body, the next model. Nothing else is shared; each worker has its own player, memory, disk
+and clock.
+"""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from functools import lru_cache
+from typing import Protocol
+
+from holdout.agreement import aggregate, safety, sizing, wire
+from holdout.agreement.blocks import Block, Draft, Tip, inspect, read_block
+from holdout.agreement.draws import Draws
+from holdout.agreement.events import BlobKind, Combine, Commit, Job, Judge, Propose
+from holdout.agreement.keys import Memo, SimulatedKeys, Verifier
+from holdout.agreement.messages import Bundle, Message, Vote
+from holdout.agreement.params import (
+    MILLISECOND,
+    Genesis,
+    Limits,
+    Mode,
+    Params,
+    RoleDraw,
+    TallyRule,
+    Timing,
+)
+from holdout.agreement.player import Player
+from holdout.agreement.sizing import NetworkSizes
+from holdout.agreement.validation import Tools
+from holdout.errors import InvalidMessage
+from holdout.ids import Digest
+from holdout.seeds import stream
+from holdout.simulator.disk import Disk
+from holdout.simulator.network import (
+    BYTES_PER_MICROSECOND,
+    CALM,
+    FOREVER,
+    Agenda,
+    Label,
+    SimulatedNetwork,
+    Weather,
+)
+from holdout.simulator.nodes import SimulatedNode
+from holdout.simulator.toy_learners import VALLEY_DIMENSION, LearnerFactory, Valleys, valley_start
+from holdout.simulator.trace import Trace
+
+REMEMBERED = 1 << 16
+"""Messages whose decoded form is kept."""
+
+
+class Watcher(Protocol):
+    """Somebody who sees what honest workers do, from outside."""
+
+    def sent(self, node: SimulatedNode, data: bytes) -> None:
+        """It hands a message to the network."""
+        ...
+
+    def handled(self, node: SimulatedNode) -> None:
+        """Its player was told something, and what it asked for is done."""
+        ...
+
+    def committed(self, node: SimulatedNode, commit: Commit) -> None:
+        """It tells its learner that a round is decided."""
+        ...
+
+    def restarted(self, node: SimulatedNode) -> None:
+        """It runs again, and has read its disk."""
+        ...
+
+    def disk_lost(self, node: SimulatedNode) -> None:
+        """Its disk is gone."""
+        ...
+
+
+class Nobody:
+    """Does not look."""
+
+    def sent(self, node: SimulatedNode, data: bytes) -> None:
+        """Nothing."""
+
+    def handled(self, node: SimulatedNode) -> None:
+        """Nothing."""
+
+    def committed(self, node: SimulatedNode, commit: Commit) -> None:
+        """Nothing."""
+
+    def restarted(self, node: SimulatedNode) -> None:
+        """Nothing."""
+
+    def disk_lost(self, node: SimulatedNode) -> None:
+        """Nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Durations:
+    """How long jobs take a worker of ordinary speed, in microseconds."""
+
+    propose: int = 100 * MILLISECOND
+    judge: int = 100 * MILLISECOND
+    combine: int = 20 * MILLISECOND
+
+    def of(self, job: Job) -> int:
+        """Of this job."""
+        match job:
+            case Propose():
+                return self.propose
+            case Judge():
+                return self.judge
+            case Combine():
+                return self.combine
+
+
+# ----------------------------------------------------------------------------------- the founding
+
+
+@lru_cache(maxsize=64)
+def usual_sizes(
+    n: int,
+    f: Fraction,
+    mode: Mode = Mode.ALL,
+    *,
+    proposers: int | None = None,
+    voters: int | None = None,
+    role_draw: RoleDraw = RoleDraw.SELF,
+) -> NetworkSizes:
+    """The sizes of a synthetic run: as `sizing` says, or fewer proposers and voters."""
+    sizes = sizing.sizes(n=n, f=f, mode=mode, role_draw=role_draw)
+    if proposers is not None:
+        sizes = replace(sizes, proposers=proposers)
+    if voters is not None:
+        liars = sizing.check_population(n, f)
+        sizes = replace(sizes, voters=sizing.voters_for(n, liars, f, voters, sizing.STRICT))
+    return sizes
+
+
+@lru_cache(maxsize=64)
+def usual_params(
+    n: int,
+    f: Fraction,
+    mode: Mode = Mode.ALL,
+    *,
+    proposers: int | None = None,
+    voters: int | None = None,
+    role_draw: RoleDraw = RoleDraw.SELF,
+    tally: TallyRule = TallyRule.COMPLETION,
+) -> Params:
+    """The constants of a synthetic run: those sizes, and a tiny model."""
+    sizes = usual_sizes(n, f, mode, proposers=proposers, voters=voters, role_draw=role_draw)
+    shapes = ((VALLEY_DIMENSION,),)
+    return Params(
+        workers=n,
+        f=f,
+        quorum=sizes.committee.quorum,
+        proposers=sizes.proposers,
+        voters=sizes.voters.size,
+        leaders=sizes.leaders,
+        ballots_min=sizes.voters.ballots_min,
+        byzantine_voters_max=sizes.voters.byzantine_max,
+        dimension=VALLEY_DIMENSION,
+        model_first=aggregate.model_digest(shapes, valley_start()),
+        rates=(0.5, 0.25),
+        mode=mode,
+        committee=0 if mode is Mode.ALL else sizes.committee.size,
+        role_draw=role_draw,
+        shapes=shapes,
+        tally=tally,
+    )
+
+
+def found(params: Params, keys: SimulatedKeys, seed: int) -> Genesis:
+    """A network of these workers; the run's nonce and the beacon come from the seed."""
+    params.check()
+    words = stream(seed, "genesis")
+    roster = tuple(keys.signer(worker).public for worker in range(params.workers))
+    nonce, beacon = (words.below(1 << 64).to_bytes(8, "big") for _ in range(2))
+    return Genesis(params, roster, nonce, beacon)
+
+
+# ------------------------------------------------------------------------------------ the cluster
+
+
+class Cluster:
+    """Workers, their network and their clock.
+
+    Attributes:
+        steps: Events that players have handled.
+        combined: Models that were computed: everybody gets the same, so once is enough.
+    """
+
+    def __init__(  # Its parts.
+        self,
+        genesis: Genesis,
+        keys: SimulatedKeys,
+        seed: int,
+        *,
+        learners: LearnerFactory | None = None,
+        first_model: bytes | None = None,
+        timing: Timing | None = None,
+        limits: Limits | None = None,
+        weather: Weather = CALM,
+        durations: Durations | None = None,
+        watcher: Watcher | None = None,
+        trace: Trace | None = None,
+    ) -> None:
+        self.genesis = genesis
+        self.keys = keys
+        self.seed = seed
+        self.learners = learners or Valleys(seed)
+        self.first_model = first_model or valley_start()
+        self.timing = timing or Timing()
+        self.limits = limits or Limits()
+        self._durations = durations or Durations()
+        self.watcher = watcher or Nobody()
+        self.trace = trace
+        self.agenda = Agenda()
+        self.network = SimulatedNetwork(
+            self.agenda, genesis.params.workers, seed, weather=weather, label=self.label
+        )
+        self.blob_time = genesis.params.payload_bytes // BYTES_PER_MICROSECOND
+        self.steps = 0
+        self.combined: dict[Combine, tuple[bytes | None, Digest | None, float]] = {}
+        self._decoded = Memo[bytes, "wire.Unverified[Message] | InvalidMessage"](REMEMBERED)
+        self._valid: dict[Digest, bool] = {}
+        self._archive: dict[Digest, tuple[bytes, int]] = {}
+        self._oldest = 0
+        self._tools = remembering_tools()
+        first = safety.initial(genesis)
+        self.nodes = [SimulatedNode(self, index, first) for index in range(genesis.params.workers)]
+        self.network.connect(node.receive for node in self.nodes)
+
+    # -- what nodes ask ------------------------------------------------------------------------
+
+    def make_player(self, worker: int, disk: Disk) -> Player:
+        """A player that goes on from this disk."""
+        return Player(
+            self.genesis,
+            worker,
+            self.keys.signer(worker),
+            self.keys.verifier(),
+            timing=self.timing,
+            limits=self.limits,
+            decode=self.decode,
+            safety=disk.safety,
+            finished=tuple(disk.finished),
+            tools=self._tools,
+        )
+
+    def decode(self, data: bytes) -> wire.Unverified[Message]:
+        """As `wire.decode`, once for each bytes."""
+        known = self._decoded.get(data)
+        if known is None:
+            try:
+                known = wire.decode(data)
+            except InvalidMessage as error:
+                known = error
+            self._decoded.put(data, known)
+        if isinstance(known, InvalidMessage):
+            raise known.with_traceback(None)
+        return known
+
+    def label(self, data: bytes) -> Label:
+        """What kind of message this is, and of which step: for holds."""
+        try:
+            claim = self.decode(data).claim
+        except InvalidMessage:
+            return (0, 0)
+        return (data[0], claim.step if isinstance(claim, Vote | Bundle) else 0)
+
+    def duration(self, job: Job) -> int:
+        """How long this job takes."""
+        return self._durations.of(job)
+
+    def blob_matches(self, kind: BlobKind, digest: Digest, data: bytes, number: int) -> bool:
+        """Whether these bytes are that blob; the same bytes object is checked once."""
+        known = self._archive.get(digest)
+        if known is not None and known[0] is data:
+            return True
+        if kind is BlobKind.BLOCK:
+            # Through the tools, so that whoever reads it next finds it read.
+            try:
+                matches = self._tools.read_block(data).header.digest == digest
+            except InvalidMessage:
+                matches = False
+        else:
+            matches = aggregate.blob_matches(kind, digest, data, self.genesis.params)
+        if matches:
+            self.archive(digest, data, number)
+        return matches
+
+    def archive(self, digest: Digest, data: bytes, number: int) -> None:
+        """Somebody has had this blob, in this round."""
+        self._archive[digest] = (data, number)
+
+    def archived(self, digest: Digest) -> bytes | None:
+        """A blob that somebody has had in one of the last rounds."""
+        known = self._archive.get(digest)
+        return None if known is None else known[0]
+
+    def forget(self, before_round: int) -> None:
+        """A worker is past that round."""
+        # The slowest may be further behind; then its blobs are checked once more.
+        if before_round <= self._oldest + 4:
+            return
+        self._oldest = before_round - 2
+        self._archive = {d: item for d, item in self._archive.items() if item[1] >= self._oldest}
+        self._valid = {d: valid for d, valid in self._valid.items() if d in self._archive}
+        self.combined.clear()
+
+    def payload_valid(self, digest: Digest, data: bytes) -> bool:
+        """Whether a payload of this digest is a valid gradient."""
+        known = self._valid.get(digest)
+        if known is None:
+            known = aggregate.payload_fault(data, self.genesis.params) is None
+            self._valid[digest] = known
+        return known
+
+    def note(self, worker: int, text: str) -> None:
+        """For the trace."""
+        if self.trace is not None:
+            self.trace.note(self.agenda.now, worker, text)
+
+    # -- running -------------------------------------------------------------------------------
+
+    def start(self, workers: Iterable[int] | None = None) -> None:
+        """Start everybody, or these."""
+        for worker in range(len(self.nodes)) if workers is None else workers:
+            self.nodes[worker].start()
+
+    def run(
+        self,
+        *,
+        until: int = FOREVER,
+        done: Callable[["Cluster"], bool] | None = None,
+        steps_max: int = 1 << 62,
+    ) -> bool:
+        """Let time pass up to `until`, or until it is done (asked whenever a player acted).
+
+        Returns:
+            Whether it was done; False where time, steps or events ran out.
+        """
+        agenda, last = self.agenda, -1
+        while True:
+            if done is not None and self.steps != last:
+                last = self.steps
+                if done(self):
+                    return True
+            if self.steps >= steps_max or not agenda.step(until):
+                return False
+
+    def honest(self) -> list[SimulatedNode]:
+        """The workers that do as they should."""
+        return [node for node in self.nodes if node.behaviour is None]
+
+    def all_committed(self, round_number: int, workers: Iterable[int] | None = None) -> bool:
+        """Whether these workers (or all honest ones) have decided the round, for good."""
+        # Asked after every event, so without a list of whom it is about.
+        if workers is None:
+            return not any(n.decided < round_number and n.behaviour is None for n in self.nodes)
+        return all(self.nodes[worker].decided >= round_number for worker in workers)
+
+
+def remembering_tools() -> Tools:
+    """Functions on blocks that are asked the same by everybody, and answer from memory."""
+    blocks = Memo[bytes, "Block | InvalidMessage"](1 << 12)
+    drafts = Memo[tuple[Digest, Digest, Digest], "tuple[Block, Draft | str]"](1 << 12)
+
+    def read(data: bytes) -> Block:
+        known = blocks.get(data)
+        if known is None:
+            try:
+                known = read_block(data)
+            except InvalidMessage as error:
+                known = error
+            blocks.put(data, known)
+        if isinstance(known, InvalidMessage):
+            raise known.with_traceback(None)
+        return known
+
+    def check(
+        block: Block, tip: Tip, genesis: Genesis, draws: Draws, verifier: Verifier
+    ) -> Draft | str:
+        # A header's digest fixes the body by its roots; the tip by its model and block before.
+        key = (block.header.digest, tip.previous, tip.model)
+        known = drafts.get(key)
+        if known is None or known[0] != block:
+            known = (block, inspect(block, tip, genesis, draws, verifier))
+            drafts.put(key, known)
+        return known[1]
+
+    return Tools(read_block=read, inspect=check)

@@ -1,0 +1,345 @@
+"""What goes wrong in a run, drawn from its seed.
+
+Each run switches on a random subset of the faults with random rates ("swarm"): where everything
+always fails a little, some combinations never happen. There are two types of runs, because one
+hides the bugs of the other. In a *safety* run faults go on to the end and nothing is asked but that
+no invariant breaks. In a *liveness* run they end at a time that nobody knows (GST), except for the
+workers that stay faulty for good, and from then on the healthy workers must get somewhere.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import Enum, StrEnum
+
+from holdout.agreement.messages import Kind, Step
+from holdout.agreement.params import MILLISECOND
+from holdout.errors import UserError
+from holdout.seeds import Stream, stream
+from holdout.simulator.network import (
+    CALM,
+    FOREVER,
+    SECOND,
+    Cut,
+    Label,
+    Weather,
+    mask,
+    partition,
+)
+
+PARTS = 1 << 20
+FEW = 2
+
+
+class FaultKind(StrEnum):
+    """Kinds of trouble that a run may have."""
+
+    DELAY = "delay"
+    """Spikes, up to longer than all timeouts."""
+    LOSS = "loss"
+    DUPLICATION = "duplication"
+    CUTS = "cuts"
+    """One-way: a hears b, b does not hear a."""
+    PARTITIONS = "partitions"
+    CRASHES = "crashes"
+    """At every persistence point, and in between; restarted with the disk."""
+    DISK_LOSS = "disk-loss"
+    """Restarted without it."""
+    DEATH = "death"
+    """Crashed for good; counts as Byzantine."""
+    DRIFT = "drift"
+    """Clocks run at different speeds."""
+    SLOW = "slow"
+    """Jobs take many times as long."""
+    HOLDS = "holds"
+    """All messages of one step to one worker are held back for long."""
+    COMPLETION = "completion"
+    """Liars complete quorums that lack only them, at one victim."""
+    LIARS = "liars"
+    """Byzantine workers behave as `adversaries.BEHAVIOURS` say; without it they are honest."""
+
+
+ALL_FAULTS = tuple(FaultKind)
+
+
+class RunType(StrEnum):
+    """What a run is to show."""
+
+    SAFETY = "safety"
+    LIVENESS = "liveness"
+
+
+class Point(Enum):
+    """Where a crash happens, relative to a write."""
+
+    BEFORE = "before the write"
+    UNSYNCED = "written, not synced"
+    WRITTEN = "after the write, before anything behind it"
+    SENT = "after what is behind it"
+
+
+@dataclass(frozen=True, slots=True)
+class Crash:
+    """A planned crash: at a time, or at a worker's so-many-th write."""
+
+    worker: int
+    down: int
+    """Microseconds until it is started again."""
+    at: int | None = None
+    write: int | None = None
+    point: Point = Point.BEFORE
+    disk_lost: bool = False
+    for_good: bool = False
+
+    def describe(self) -> str:
+        """In words."""
+        when = f"at its write {self.write}, {self.point.value}"
+        if self.at is not None:
+            when = f"after {_seconds(self.at)}"
+        then = "for good" if self.for_good else f"for {_seconds(self.down)}"
+        if not self.for_good and not self.down:
+            then = "starts again at once"
+        lost = " and loses its disk" if self.disk_lost else ""
+        return f"worker {self.worker} crashes {when}, {then}{lost}"
+
+
+@dataclass(frozen=True, slots=True)
+class FaultPlan:
+    """Everything that will go wrong."""
+
+    run_type: RunType
+    gst: int
+    """In liveness runs, when faults end."""
+    weather: Weather = CALM
+    cuts: tuple[Cut, ...] = ()
+    lasting: tuple[Cut, ...] = ()
+    """Cuts that stay after GST; they concern only workers that are faulty anyway."""
+    crashes: tuple[Crash, ...] = ()
+    rates: tuple[int, ...] = ()
+    """Of clocks, in millionths."""
+    slowness: tuple[int, ...] = ()
+    liars: tuple[tuple[int, tuple[str, ...]], ...] = ()
+    """Byzantine workers and their behaviours."""
+    completion: bool = False
+    dead: tuple[int, ...] = ()
+    """Workers that stay down, or lose their disk: they count towards B too."""
+
+    @property
+    def faulty(self) -> tuple[int, ...]:
+        """Everybody of whom nothing is asked."""
+        return tuple(sorted({*(worker for worker, _ in self.liars), *self.dead}))
+
+    def describe(self) -> list[str]:
+        """The plan in words, for whoever reads the trace of a run."""
+        lines = ["a safety run: faulty to its end"]
+        if self.run_type is RunType.LIVENESS:
+            lines = [f"a liveness run: the network heals after {_seconds(self.gst)}"]
+        lines += [f"worker {liar} is Byzantine: {', '.join(how)}" for liar, how in self.liars]
+        if self.completion:
+            lines.append("an attacker completes quorums with the liars' votes, at chosen victims")
+        lines.append(f"weather: {self.weather.describe()}")
+        lines += [cut.describe() for cut in self.cuts]
+        lines += [f"{cut.describe()}, also after the network has healed" for cut in self.lasting]
+        lines += [crash.describe() for crash in self.crashes]
+        for worker, rate in enumerate(self.rates):
+            if rate:
+                wrong = f"{abs(rate) / 10_000:.1f} % too {'fast' if rate > 0 else 'slow'}"
+                lines.append(f"the clock of worker {worker} is {wrong}")
+        for worker, times in enumerate(self.slowness):
+            if times > 1:
+                lines.append(f"worker {worker} computes {times} times slower")
+        return lines
+
+
+def _seconds(time: int) -> str:
+    return f"{time / SECOND:.3f} s"
+
+
+def read_faults(
+    text: str, behaviours: Iterable[str]
+) -> tuple[tuple[FaultKind, ...], tuple[str, ...]]:
+    """The faults and behaviours that a list like "loss,crashes,Z4" names."""
+    known = tuple(behaviours)
+    faults: dict[FaultKind, None] = {}
+    named: dict[str, None] = {}
+    for name in (part.strip() for part in text.split(",")):
+        if name == "all":
+            faults |= dict.fromkeys(ALL_FAULTS)
+        elif name in known:
+            faults[FaultKind.LIARS] = None
+            named[name] = None
+        elif name in list(FaultKind):
+            faults[FaultKind(name)] = None
+        elif name != "none":
+            there = ", ".join(["all", "none", *FaultKind, *known])
+            raise UserError(f"there is no fault {name!r}; there are {there}")
+    return tuple(faults), tuple(named)
+
+
+def draw_plan(
+    seed: int,
+    *,
+    n: int,
+    byzantine: int,
+    run_type: RunType,
+    faults: Iterable[FaultKind] = ALL_FAULTS,
+    behaviours: Iterable[str] = (),
+) -> FaultPlan:
+    """The plan of a run; the same seed gives the same plan."""
+    words = stream(seed, "faults", run_type)
+    # Every kind is drawn, whether allowed or not: leaving one out does not move the others.
+    lucky = {fault: words.below(2) == 1 for fault in FaultKind}
+    allowed = tuple(faults)
+    on = {fault: fault in allowed and lucky[fault] for fault in FaultKind}
+    # With one or two kinds allowed, coins would waste most of the runs.
+    if len(allowed) <= FEW:
+        on = {fault: fault in allowed for fault in FaultKind}
+    # Liars are the point of it all: if they are allowed they are there, mostly as many as may be.
+    liar_count = byzantine if words.below(4) else words.below(byzantine + 1)
+    gst = words.below(12 * SECOND) + SECOND
+    order = words.sample(range(n), n)
+    liars = tuple(sorted(order[:liar_count])) if FaultKind.LIARS in allowed else ()
+    spare = order[len(liars) : byzantine]
+    plan = _Drawing(seed, n, gst, order)
+    crashes, dead = plan.crashes(
+        liars, spare, on[FaultKind.CRASHES], on[FaultKind.DISK_LOSS], on[FaultKind.DEATH]
+    )
+    faulty = sorted({*liars, *dead})
+    return FaultPlan(
+        run_type=run_type,
+        gst=gst,
+        weather=plan.weather(on),
+        cuts=plan.cuts(on),
+        lasting=plan.lasting(faulty) if on[FaultKind.CUTS] else (),
+        crashes=crashes,
+        rates=plan.rates(on[FaultKind.DRIFT]),
+        slowness=plan.slowness(on[FaultKind.SLOW]),
+        liars=plan.behaviours(liars, tuple(behaviours)),
+        completion=on[FaultKind.COMPLETION] and bool(liars),
+        dead=tuple(sorted(dead)),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Drawing:
+    """One stream for each part, so that parts do not move each other."""
+
+    seed: int
+    n: int
+    gst: int
+    order: list[int]
+
+    def _words(self, part: str) -> Stream:
+        return stream(self.seed, "faults", part)
+
+    def weather(self, on: dict[FaultKind, bool]) -> Weather:
+        words = self._words("weather")
+        links = (5, 50), (1, 150), (20, 600)
+        low, high = links[words.below(3)] if on[FaultKind.DELAY] else links[0]
+        jitter = (20, 100, 400)[words.below(3)] if on[FaultKind.DELAY] else 20
+        return Weather(
+            delay_min=low * MILLISECOND,
+            delay_max=high * MILLISECOND,
+            jitter=jitter * MILLISECOND,
+            loss=_share(words, 0.5) if on[FaultKind.LOSS] else 0.0,
+            copies=_share(words, 0.3) if on[FaultKind.DUPLICATION] else 0.0,
+            spikes=_share(words, 0.2) if on[FaultKind.DELAY] else 0.0,
+            spike_max=(1 + words.below(20)) * SECOND,
+        )
+
+    def cuts(self, on: dict[FaultKind, bool]) -> tuple[Cut, ...]:
+        found: list[Cut] = []
+        if on[FaultKind.PARTITIONS]:
+            words = self._words("partitions")
+            for _ in range(1 + words.below(4)):
+                group = words.sample(range(self.n), 1 + words.below(max(1, self.n // 2)))
+                start, end = self._span(words)
+                held = words.below(2) == 1
+                found += partition(group, self.n, start=start, end=end, held=held)
+        if on[FaultKind.CUTS]:
+            words = self._words("cuts")
+            for _ in range(1 + words.below(4)):
+                one, other = words.sample(range(self.n), 2)
+                start, end = self._span(words)
+                found.append(Cut(1 << one, 1 << other, start, end, held=words.below(2) == 1))
+        if on[FaultKind.HOLDS]:
+            words = self._words("holds")
+            everybody = (1 << self.n) - 1
+            for _ in range(1 + words.below(4)):
+                step = list(Step)[words.below(len(Step))]
+                victims = words.sample(range(self.n), 1 + words.below(max(1, self.n // 3)))
+                start, end = self._span(words)
+                found.append(
+                    Cut(everybody, mask(victims), start, end, held=True, only=labels_of(step))
+                )
+        return tuple(found)
+
+    def _span(self, words: Stream) -> tuple[int, int]:
+        start = words.below(self.gst)
+        return start, start + words.below(10 * SECOND) + 100 * MILLISECOND
+
+    def lasting(self, faulty: list[int]) -> tuple[Cut, ...]:
+        """A faulty worker hears or is heard by only some, for ever."""
+        words = self._words("lasting")
+        found = []
+        for worker in faulty:
+            others = mask(words.sample(range(self.n), words.below(self.n)))
+            pair = (1 << worker, others) if words.below(2) else (others, 1 << worker)
+            found.append(Cut(*pair, 0, FOREVER))
+        return tuple(found)
+
+    def crashes(
+        self, liars: tuple[int, ...], spare: list[int], some: bool, lost: bool, death: bool
+    ) -> tuple[tuple[Crash, ...], tuple[int, ...]]:
+        words = self._words("crashes")
+        found: list[Crash] = []
+        dead: list[int] = []
+        for worker in spare:
+            kind = words.below(4)
+            if death and kind == 0:
+                found.append(Crash(worker, 0, at=words.below(self.gst), for_good=True))
+                dead.append(worker)
+            elif lost and kind != 1:
+                down = words.below(4 * SECOND)
+                found.append(Crash(worker, down, at=words.below(self.gst), disk_lost=True))
+                dead.append(worker)
+        if some:
+            healthy = [w for w in self.order if w not in liars and w not in dead]
+            for worker in healthy:
+                for _ in range(words.below(4)):
+                    down = words.below(3 * SECOND) if words.below(2) else 0
+                    if words.below(3):
+                        point = list(Point)[words.below(len(Point))]
+                        found.append(Crash(worker, down, write=words.below(16), point=point))
+                    else:
+                        found.append(Crash(worker, down, at=words.below(self.gst)))
+        return tuple(found), tuple(dead)
+
+    def rates(self, on: bool) -> tuple[int, ...]:
+        words = self._words("rates")
+        # Up to a tenth too fast or too slow.
+        drawn = tuple(words.below(200_001) - 100_000 for _ in range(self.n))
+        return drawn if on else (0,) * self.n
+
+    def slowness(self, on: bool) -> tuple[int, ...]:
+        words = self._words("slowness")
+        drawn = tuple((1, 1, 5, 30)[words.below(4)] for _ in range(self.n))
+        return drawn if on else (1,) * self.n
+
+    def behaviours(
+        self, liars: tuple[int, ...], known: tuple[str, ...]
+    ) -> tuple[tuple[int, tuple[str, ...]], ...]:
+        words = self._words("behaviours")
+        chosen = []
+        for worker in liars:
+            count = min(len(known), 1 + words.below(3))
+            chosen.append((worker, tuple(words.sample(known, count))))
+        return tuple(chosen)
+
+
+def labels_of(step: Step) -> frozenset[Label]:
+    """Votes and bundles of one step."""
+    return frozenset({(int(Kind.VOTE), int(step)), (int(Kind.BUNDLE), int(step))})
+
+
+def _share(words: Stream, largest: float) -> float:
+    return largest * words.below(PARTS) / PARTS

@@ -1,0 +1,449 @@
+"""One simulated worker: a `Player` and everything around it that a real process would be.
+
+The driver half of the contract in `events`: actions are carried out in order, `Persist` is a
+barrier, learning and fetching answer later. A node can crash at every point where that matters:
+before a write, after it and before anything behind it, after the messages behind it.
+"""
+
+from collections import Counter, deque
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
+
+from holdout.agreement import aggregate
+from holdout.agreement.events import (
+    Action,
+    Alarm,
+    BlobKind,
+    BlockReady,
+    Broadcast,
+    Combine,
+    Combined,
+    Commit,
+    Compute,
+    Entered,
+    Event,
+    Forget,
+    Halt,
+    Job,
+    JobFailed,
+    Judge,
+    Judged,
+    Keep,
+    MessageFault,
+    ModelReady,
+    PayloadReady,
+    Persist,
+    Propose,
+    Proposed,
+    Received,
+    Reject,
+    Relay,
+    ReportEvidence,
+    Send,
+    SendBlocks,
+    SetTimer,
+    Start,
+    Timer,
+    TimerFired,
+    Want,
+)
+from holdout.agreement.messages import REMEMBERED
+from holdout.agreement.player import Player
+from holdout.ids import Digest
+from holdout.seeds import stream
+from holdout.simulator.disk import BlobMemory, Disk
+from holdout.simulator.faults import Crash, Point
+from holdout.simulator.fetching import SimulatedFetcher
+from holdout.simulator.toy_learners import Learner
+
+if TYPE_CHECKING:
+    from holdout.simulator.cluster import Cluster
+
+MILLION = 1_000_000
+
+
+class Behaviour(Protocol):
+    """Through which everything that a Byzantine worker sends has to pass."""
+
+    def act(
+        self, node: "SimulatedNode", event: Event, actions: Sequence[Action]
+    ) -> Sequence[Action]:
+        """What it does, told this, instead of what an honest worker would do."""
+        ...
+
+    def serve(
+        self, node: "SimulatedNode", peer: int, digest: Digest, data: bytes | None
+    ) -> bytes | None:
+        """What it answers to somebody who wants a blob; None: nothing."""
+        ...
+
+
+class SimulatedNode:
+    """A worker of the cluster.
+
+    Attributes:
+        up: Whether it runs.
+        life: How often it was started before.
+        rate: Its clock's speed, in millionths too fast (or slow, if negative).
+        slowness: Its jobs take so many times longer than planned.
+        commits: The rounds it committed, as it told.
+        rejected: What it dropped, by reason.
+    """
+
+    __slots__ = (
+        "_asleep",
+        "_crashes",
+        "_dispatch",
+        "_inbox",
+        "_learner",
+        "_reject_seen",
+        "_seen",
+        "alarms",
+        "behaviour",
+        "cluster",
+        "commits",
+        "disk",
+        "fetcher",
+        "halted",
+        "index",
+        "life",
+        "memory",
+        "period_peak",
+        "player",
+        "rate",
+        "rejected",
+        "reports",
+        "slowness",
+        "up",
+        "wrap_learner",
+    )
+
+    def __init__(self, cluster: "Cluster", index: int, safety: bytes) -> None:
+        self.cluster = cluster
+        self.index = index
+        self.disk = Disk(safety)
+        self.memory = BlobMemory()
+        self._hold_first_model()
+        self.up = False
+        self.life = -1
+        self.rate = 0
+        self.slowness = 1
+        self.behaviour: Behaviour | None = None
+        self.wrap_learner: Callable[[Learner], Learner] | None = None
+        self.commits: dict[int, Commit] = {}
+        self.rejected: Counter[MessageFault] = Counter()
+        self.reports: list[ReportEvidence] = []
+        self.alarms: list[str] = []
+        self.halted: str | None = None
+        self.period_peak: dict[int, int] = {}
+        self._crashes: dict[int, Crash] = {}
+        self._inbox: deque[Event] = deque()
+        self._seen: set[bytes] = set()
+        self.fetcher = SimulatedFetcher(self)
+        self._asleep = True
+        self._reject_seen = False
+        self._dispatch: dict[type, Callable[[Any], None]] = {
+            Send: self._send,
+            Broadcast: self._broadcast,
+            Relay: self._relay,
+            SendBlocks: self._send_blocks,
+            SetTimer: self._set_timer,
+            Compute: self._compute,
+            Want: self._want,
+            Keep: self._keep,
+            Forget: self._forget,
+            Commit: self._commit,
+            Reject: self._reject,
+            ReportEvidence: self._report,
+            Alarm: self._alarm,
+            Halt: self._halt,
+            Entered: self._entered,
+        }
+        self.player: Player
+        self._learner: Learner
+
+    def _hold_first_model(self) -> None:
+        # w_1 is public: whoever registers has it, whatever else is lost.
+        first = self.cluster.genesis.params.model_first
+        self.memory.put(BlobKind.MODEL, first, self.cluster.first_model, 0)
+        self.memory.committed(first)
+
+    # -- life and death ------------------------------------------------------------------------
+
+    def start(self, _: Any = None) -> None:
+        """Run, for the first time or again, from what is on the disk."""
+        if self.up:
+            return
+        cluster = self.cluster
+        self.life += 1
+        self.up = True
+        self.memory.restore(self.disk, len(self.disk.finished) + 1)
+        self._hold_first_model()
+        self._learner = cluster.learners(self.index, self.life)
+        if self.wrap_learner is not None:
+            self._learner = self.wrap_learner(self._learner)
+        self.player = cluster.make_player(self.index, self.disk)
+        if self.life:
+            cluster.note(self.index, "starts again")
+            cluster.watcher.restarted(self)
+        words = stream(cluster.seed, "nonce", self.index, self.life)
+        self.take(Start(b"".join(words.below(1 << 64).to_bytes(8, "big") for _ in range(4))))
+
+    def crash(self, crash: Crash) -> None:
+        """Stop at once; what was not on the disk is gone."""
+        if not self.up:
+            return
+        self.cluster.note(self.index, "crashes" + " and loses its disk" * crash.disk_lost)
+        self.up = False
+        self._inbox.clear()
+        self._seen.clear()
+        self.fetcher.clear()
+        self.disk.crash()
+        if crash.disk_lost:
+            self.disk.lose()
+            self.cluster.watcher.disk_lost(self)
+        if not crash.for_good:
+            self.cluster.agenda.after(crash.down, self.start, None)
+
+    @property
+    def decided(self) -> int:
+        """The rounds on its disk: it may have crashed before it could tell its learner."""
+        return len(self.disk.finished)
+
+    def heal(self) -> None:
+        """No more planned crashes; at full speed; running."""
+        self._crashes.clear()
+        self.slowness = 1
+        self.start()
+
+    def plan_crash(self, crash: Crash) -> None:
+        """Crash at that time, or at that write."""
+        if crash.at is not None:
+            self.cluster.agenda.at(crash.at, self.crash, crash)
+        elif crash.write is not None:
+            self._crashes[crash.write] = crash
+
+    # -- time ----------------------------------------------------------------------------------
+
+    def _local(self) -> int:
+        return self.cluster.agenda.now * (MILLION + self.rate) // MILLION
+
+    def _global(self, local: int) -> int:
+        return -(-local * MILLION // (MILLION + self.rate))
+
+    def later(self, delay: int, do: Callable[[Any], None], what: Any) -> None:
+        """As `agenda.after`, unless the worker has been started anew until then."""
+        life = self.life
+        self.cluster.agenda.after(delay, self.if_alive, (life, do, what))
+
+    def if_alive(self, item: tuple[int, Callable[[Any], None], Any]) -> None:
+        """Do it, in the life for which it was meant."""
+        life, do, what = item
+        if self.up and life == self.life:
+            do(what)
+
+    # -- events --------------------------------------------------------------------------------
+
+    def receive(self, item: tuple[int, bytes]) -> None:
+        """A message arrives."""
+        if self.up and item[1] not in self._seen:
+            self.take(Received(*item))
+
+    def take(self, event: Event) -> None:
+        """Tell the player, and do what it asks for."""
+        self._inbox.append(event)
+        if not self._asleep:
+            return
+        self._asleep = False
+        try:
+            while self._inbox and self.up:
+                self._handle(self._inbox.popleft())
+        finally:
+            self._asleep = True
+
+    def _handle(self, event: Event) -> None:
+        cluster = self.cluster
+        actions: Sequence[Action] = self.player.handle(event, self._local())
+        cluster.steps += 1
+        if self.behaviour is not None:
+            actions = self.behaviour.act(self, event, actions)
+        if cluster.trace is not None:
+            cluster.trace.record(cluster.agenda.now, self.index, event, actions)
+        self._reject_seen = False
+        self.execute(actions)
+        if type(event) is Received and not self._reject_seen and event.data[0] in REMEMBERED:
+            # As a real driver does: a second copy of what was accepted is dropped unread. What was
+            # rejected may be welcome later (too early now), so it is not remembered.
+            self._seen.add(event.data)
+        if self.behaviour is None:
+            cluster.watcher.handled(self)
+
+    def execute(self, actions: Sequence[Action]) -> None:
+        """Carry out actions in order; a planned crash may come in between."""
+        dispatch = self._dispatch
+        dying: Crash | None = None
+        for action in actions:
+            if type(action) is Persist:
+                if dying is not None:
+                    break
+                dying = self._persist(action)
+                if not self.up:
+                    return
+            else:
+                dispatch[type(action)](action)
+        if dying is not None:
+            self.crash(dying)
+
+    def _persist(self, action: Persist) -> Crash | None:
+        """Write; a crash that is to come after what is behind the write is returned."""
+        crash = self._crashes.pop(self.disk.writes, None)
+        if crash is not None and crash.point is Point.BEFORE:
+            self.crash(crash)
+            return None
+        self.disk.write(action, self.memory)
+        if crash is not None and crash.point is Point.UNSYNCED:
+            self.crash(crash)
+            return None
+        self.disk.sync()
+        if crash is not None and crash.point is Point.WRITTEN:
+            self.crash(crash)
+            return None
+        return crash
+
+    # -- actions -------------------------------------------------------------------------------
+
+    def _send(self, action: Send) -> None:
+        if self.behaviour is None:
+            self.cluster.watcher.sent(self, action.data)
+        if action.peer != self.index:
+            self.cluster.network.send(self.index, action.peer, action.data)
+
+    def _broadcast(self, action: Broadcast) -> None:
+        if self.behaviour is None:
+            self.cluster.watcher.sent(self, action.data)
+        self._seen.add(action.data)  # Its own message, passed on by others, is no news.
+        self.cluster.network.broadcast(self.index, action.data)
+
+    def _relay(self, action: Relay) -> None:
+        self.cluster.network.relay(self.index, action.data, action.without)
+
+    def _send_blocks(self, action: SendBlocks) -> None:
+        finished = self.disk.finished[max(0, action.first - 1) : action.last]
+        batch = [item.encode() for item in finished]
+        self.cluster.network.send_in_order(self.index, action.peer, batch)
+
+    def _set_timer(self, action: SetTimer) -> None:
+        delay = self._global(action.at) - self.cluster.agenda.now
+        self.later(max(0, delay), self._fire, action.timer)
+
+    def _fire(self, timer: Timer) -> None:
+        self.take(TimerFired(timer))
+
+    def _keep(self, action: Keep) -> None:
+        self.memory.put(BlobKind.BLOCK, action.digest, action.data, self.player.round)
+
+    def _forget(self, action: Forget) -> None:
+        self.disk.drop(self.memory.forget(action.before_round - 1))
+        self.cluster.forget(action.before_round - 1)
+        self.fetcher.forget(action.before_round)
+
+    def _commit(self, action: Commit) -> None:
+        self.memory.committed(action.model)
+        self.commits[action.round] = action
+        if self.behaviour is None:
+            self.cluster.watcher.committed(self, action)
+
+    def _reject(self, action: Reject) -> None:
+        self._reject_seen = True
+        self.rejected[action.fault] += 1
+
+    def _report(self, action: ReportEvidence) -> None:
+        self.reports.append(action)
+
+    def _alarm(self, action: Alarm) -> None:
+        self.alarms.append(action.why)
+
+    def _halt(self, action: Halt) -> None:
+        self.halted = action.why
+
+    def _entered(self, action: Entered) -> None:
+        self._seen.clear()
+        self.period_peak[action.round] = max(action.period, self.period_peak.get(action.round, 0))
+
+    # -- learning ------------------------------------------------------------------------------
+
+    def _compute(self, action: Compute) -> None:
+        self.later(self.cluster.duration(action.job) * self.slowness, self._computed, action.job)
+
+    def _computed(self, job: Job) -> None:
+        self.take(self._result(job))
+
+    def _result(self, job: Job) -> Event:
+        model = self.memory.get(job.model)
+        if model is None:
+            return JobFailed(job)
+        match job:
+            case Propose():
+                payload = self._learner.propose(job, model)
+                if payload is None:
+                    return JobFailed(job)
+                digest = aggregate.payload_digest(payload)
+                self.memory.put(BlobKind.PAYLOAD, digest, payload, job.round)
+                self.cluster.archive(digest, payload, job.round)
+                return Proposed(job, digest)
+            case Judge():
+                payloads = self._payloads(candidate.payload for candidate in job.candidates)
+                if payloads is None:
+                    return JobFailed(job)
+                approved = self._learner.judge(job, model, payloads)
+                return JobFailed(job) if approved is None else Judged(job, approved)
+            case Combine():
+                return self._combined(job, model)
+
+    def _combined(self, job: Combine, model: bytes) -> Event:
+        payloads = self._payloads(job.payloads)
+        if payloads is None:
+            return JobFailed(job)
+        memo = self.cluster.combined
+        found = memo.get(job) if self.wrap_learner is None else None
+        if found is None:
+            data, radius = self._learner.combine(job, model, payloads)
+            shapes = self.cluster.genesis.params.shapes
+            digest = None if data is None else aggregate.model_digest(shapes, data)
+            found = (data, digest, radius)
+            if self.wrap_learner is None:
+                memo[job] = found
+        data, digest, radius = found
+        if data is not None and digest is not None:
+            self.memory.put(BlobKind.MODEL, digest, data, self.player.round)
+        return Combined(job, digest, radius)
+
+    def _payloads(self, digests: Any) -> list[bytes] | None:
+        found = [self.memory.get(digest) for digest in digests]
+        return None if None in found else [data for data in found if data is not None]
+
+    # -- blobs ---------------------------------------------------------------------------------
+
+    def _want(self, action: Want) -> None:
+        data = self.memory.get(action.digest)
+        if data is None:
+            self.fetcher.want(action)
+        else:
+            self.ready(action.kind, action.digest, data)
+
+    def ready(self, kind: BlobKind, digest: Digest, data: bytes) -> None:
+        """A blob that the player wants is in hand."""
+        match kind:
+            case BlobKind.PAYLOAD:
+                self.take(PayloadReady(digest, self.cluster.payload_valid(digest, data)))
+            case BlobKind.BLOCK:
+                self.take(BlockReady(digest, data))
+            case BlobKind.MODEL:
+                self.take(ModelReady(digest))
+
+    def serve(self, peer: int, digest: Digest) -> bytes | None:
+        """What this worker answers to a peer that wants a blob."""
+        data = self.memory.get(digest)
+        if self.behaviour is not None:
+            return self.behaviour.serve(self, peer, digest, data)
+        return data

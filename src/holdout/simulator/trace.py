@@ -1,0 +1,220 @@
+"""What happened in a run, for people, and its fingerprint, for a comparison of two runs."""
+
+from collections.abc import Sequence
+from functools import lru_cache
+from hashlib import sha256
+
+from holdout.agreement.codec import BOTTOM
+from holdout.agreement.events import (
+    Action,
+    BlockReady,
+    Broadcast,
+    Combined,
+    Commit,
+    Compute,
+    Entered,
+    Event,
+    Forget,
+    JobFailed,
+    Judged,
+    Keep,
+    ModelReady,
+    PayloadReady,
+    Persist,
+    Proposed,
+    Received,
+    Reject,
+    Relay,
+    Send,
+    SendBlocks,
+    SetTimer,
+    Start,
+    TimerFired,
+    Want,
+)
+from holdout.agreement.messages import (
+    BallotMessage,
+    Behind,
+    Bundle,
+    Evidence,
+    Finished,
+    GetBlocks,
+    GetUpdates,
+    HeadAnswer,
+    HeadQuery,
+    Lead,
+    Message,
+    Update,
+    Vote,
+    kind_of,
+)
+from holdout.agreement.wire import decode, open_envelope
+from holdout.errors import InvalidMessage
+from holdout.ids import Digest
+
+DIGITS = 6
+"""So much of a digest tells two apart in a trace."""
+LEGEND = (
+    "seconds, worker, what happens to it; below: what it does about it",
+    "<- received from, -> sent to; rN pM: round N, period M; six digits name a block or a blob",
+)
+
+
+class Trace:
+    """Collects a run: a hash over all events and actions, and their text if asked for."""
+
+    __slots__ = ("_hash", "keep", "lines")
+
+    def __init__(self, *, keep: bool = True) -> None:
+        self.keep = keep
+        self.lines: list[str] = []
+        self._hash = sha256()
+
+    def record(self, time: int, worker: int, event: Event, actions: Sequence[Action]) -> None:
+        """A worker was told something and asked for things."""
+        self._hash.update(f"{time} {worker} {event!r} {actions!r}".encode())
+        if self.keep:
+            self.lines.append(f"{clock(time)}  {worker:>3}  {event_text(event)}")
+            told = [action_text(action) for action in actions]
+            self.lines += [f"{'':>18}{text}" for text in told if text]
+
+    def note(self, time: int, worker: int, text: str) -> None:
+        """Something that happened to a worker from outside: a crash, a restart, a cut."""
+        self._hash.update(f"{time} {worker} {text}".encode())
+        if self.keep:
+            who = "   " if worker < 0 else f"{worker:>3}"
+            self.lines.append(f"{clock(time)}  {who}  *** {text}")
+
+    @property
+    def fingerprint(self) -> str:
+        """Equal for two runs in which the same things happened."""
+        return self._hash.hexdigest()
+
+
+def clock(time: int) -> str:
+    """Virtual seconds."""
+    return f"{time / 1_000_000:10.6f}"
+
+
+def short(digest: Digest) -> str:
+    """The beginning of a digest."""
+    return "bottom" if digest == BOTTOM else digest.hex()[:DIGITS]
+
+
+def event_text(event: Event) -> str:  # noqa: C901  # One case for each kind.
+    """What a worker was told, in a line."""
+    match event:
+        case Received(peer, data):
+            return f"<- {peer}: {message_text(data)}"
+        case TimerFired(timer):
+            return f"timer {timer.kind.name.lower()} r{timer.round} p{timer.period}"
+        case Proposed(_, payload):
+            return f"proposed {short(payload)}"
+        case Judged(job, approved):
+            names = ",".join(str(job.candidates[place].proposer) for place in approved)
+            return f"judged: approves {names or 'nobody'}"
+        case Combined(_, model, radius):
+            return f"combined {'nothing' if model is None else short(model)} radius {radius:.3g}"
+        case PayloadReady(digest, valid):
+            return f"has payload {short(digest)}" + ("" if valid else ", which is not valid")
+        case BlockReady(digest):
+            return f"has block {short(digest)}"
+        case ModelReady(digest):
+            return f"has model {short(digest)}"
+        case JobFailed(job):
+            return f"could not compute {type(job).__name__.lower()}"
+        case Start():
+            return "starts"
+
+
+def action_text(action: Action) -> str:  # noqa: C901  # One case for each kind.
+    """What a worker asked for, in a line; empty for what only makes a trace longer."""
+    match action:
+        case Broadcast(data):
+            return f"-> all: {message_text(data)}"
+        case Send(peer, data):
+            return f"-> {peer}: {message_text(data)}"
+        case Relay() | SetTimer() | Keep() | Forget():
+            return ""
+        case Compute(job):
+            return f"computes {type(job).__name__.lower()}"
+        case Want(kind, digest, hints):
+            asked = ",".join(map(str, dict.fromkeys(hints)))
+            return f"wants {kind.name.lower()} {short(digest)} of {asked or 'anybody'}"
+        case Persist(_, blobs, finished):
+            named = [f"{kind.name.lower()} {short(digest)}" for kind, digest in blobs]
+            rounds = [f"r{item.certificate.round}" for item in finished]
+            return "writes " + ", ".join(["its state", *named, *rounds])
+        case Commit(number, value, model, stepped, selected):
+            chosen = "?" if selected is None else ",".join(map(str, selected))
+            what = f"step {chosen}" if stepped else "no step"
+            return f"COMMITS r{number} {short(value)} ({what}, model {short(model)})"
+        case SendBlocks(peer, first, last):
+            return f"-> {peer}: finished rounds {first} to {last}"
+        case Reject(peer, fault):
+            return f"rejects {fault} from {peer}"
+        case Entered(number, period):
+            return f"enters r{number} p{period}"
+        case _:
+            why = getattr(action, "why", "")
+            return f"{type(action).__name__.upper()} {why or getattr(action, 'worker', '')}"
+
+
+@lru_cache(maxsize=4096)
+def message_text(data: bytes) -> str:
+    """A message in a few words."""
+    try:
+        return describe(decode(data).claim)
+    except InvalidMessage as error:
+        return f"{len(data)} bytes that are no message ({error})"
+
+
+def describe(message: Message) -> str:  # noqa: C901  # One case for each kind.
+    """A message in a few words."""
+    match message:
+        case Update():
+            return f"update of {message.worker} r{message.round} {short(message.update_id)}"
+        case BallotMessage():
+            names = ",".join(str(entry.proposer) for entry in message.entries)
+            return f"ballot of {message.worker} r{message.round} for {names}"
+        case Lead():
+            again = "" if message.original_period == message.period else " again"
+            return (
+                f"lead of {message.worker} r{message.round} p{message.period}"
+                f" {short(message.value)}{again}"
+            )
+        case Vote():
+            return (
+                f"{step_text(message.step)} of {message.worker} r{message.round}"
+                f" p{message.period} {short(message.value)}"
+            )
+        case Bundle():
+            who = ",".join(str(mark.worker) for mark in message.marks)
+            return (
+                f"bundle {step_text(message.step)} r{message.round} p{message.period}"
+                f" {short(message.value)} by {who}"
+            )
+        case Evidence():
+            try:
+                return f"evidence against {describe(open_envelope(message.first))}"
+            except InvalidMessage:
+                return "evidence that does not read"
+        case Finished():
+            certificate = message.certificate
+            return f"finished r{certificate.round} {short(certificate.value)}"
+        case GetBlocks():
+            return f"asks for rounds {message.first} to {message.last}"
+        case GetUpdates():
+            return f"asks for {len(message.update_ids)} updates of r{message.round}"
+        case Behind():
+            return f"is in r{message.round} p{message.period}"
+        case HeadQuery():
+            return "asks how far the chain is"
+        case HeadAnswer():
+            return f"{message.worker} says: r{message.round} is finished"
+
+
+def step_text(step: int) -> str:
+    """The kind of a vote, and the attempt if it is not the first."""
+    attempt = max(0, step - 3) // 3
+    return kind_of(step).name + (f"+{attempt}" if attempt else "")
