@@ -11,7 +11,7 @@ from bench.measure import Row
 from bench.simulated import rounds
 from holdout.data.datasets import Dataset, load
 from holdout.experiments.plugins import Plugins
-from holdout.workers import HoldoutScores
+from holdout.holdout_scores import HoldoutScores
 
 WARM_UP, MEASURED = 2, 5
 SCORERS = ("_score", "combination_losses")

@@ -13,11 +13,12 @@ from torch.utils.data import DataLoader, TensorDataset
 from bench import memory
 from bench.measure import Row, seconds
 from bench.scoring import MLP_FLOPS, PRODUCT_FLOPS, product
-from holdout.data.datasets import load
+from holdout.data.datasets import Shard, load
+from holdout.holdout_scores import HoldoutScores
 from holdout.ids import RoundNumber, WorkerId
 from holdout.learning import vector
 from holdout.learning.models import MODELS, build
-from holdout.workers import HoldoutScores, HonestWorker, Recipe, Shard
+from holdout.workers import HonestWorker, Recipe
 
 PROPOSALS, COPIES, VOTERS, SAMPLES, POOL, BATCH = 30, 10, 30, 2000, 60_000, 83
 ASKED = 2

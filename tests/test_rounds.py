@@ -126,7 +126,7 @@ def test_nothing_valid_makes_no_step(rule):
 
 @pytest.mark.parametrize("name", RULES)
 def test_a_baseline_without_anything_valid_makes_no_step(name):
-    decision = apply_rule(admit([None, None]), RULES[name], name=name, f=0)
+    decision = apply_rule(admit([None, None]), RULES[name], f=0)
     assert decision.outcome is Outcome.NO_PROPOSALS
     assert decision.update is None
 
@@ -135,18 +135,18 @@ def test_a_baseline_without_anything_valid_makes_no_step(name):
     ("name", "n", "f"), [("krum", 4, 1), ("multi-krum", 6, 2), ("bulyan", 6, 1)]
 )
 def test_an_infeasible_rule_makes_no_step(name, n, f):
-    decision = apply_rule(admit([*rows(n), None]), RULES[name], name=name, f=f)
+    decision = apply_rule(admit([*rows(n), None]), RULES[name], f=f)
     assert decision.outcome is Outcome.INFEASIBLE
     assert decision.update is None
     assert decision.selection is None
-    one_more = apply_rule(admit(rows(n + 1)), RULES[name], name=name, f=f)
+    one_more = apply_rule(admit(rows(n + 1)), RULES[name], f=f)
     assert one_more.outcome is Outcome.STEP
 
 
 @pytest.mark.parametrize("name", RULES)
 def test_a_baseline_is_the_rule_over_the_valid_updates(name):
     valid = rows(9)
-    decision = apply_rule(admit([None, *valid, "x"]), RULES[name], name=name, f=1)
+    decision = apply_rule(admit([None, *valid, "x"]), RULES[name], f=1)
     assert decision.outcome is Outcome.STEP
     expected = RULES[name](torch.stack(valid), f=1)
     assert torch.allclose(decision.update, expected, rtol=0, atol=1e-6)
@@ -155,14 +155,14 @@ def test_a_baseline_is_the_rule_over_the_valid_updates(name):
 def test_rules_that_average_some_updates_name_them_by_proposal():
     near = [torch.full((D,), 1 + i / 100) for i in range(6)]
     admitted = admit([None, torch.full((D,), 50.0), *near])
-    mean = apply_rule(admitted, RULES["mean"], name="mean", f=1)
+    mean = apply_rule(admitted, RULES["mean"], f=1)
     assert mean.selection == (1, 2, 3, 4, 5, 6, 7)
-    krum = apply_rule(admitted, RULES["krum"], name="krum", f=1)
+    krum = apply_rule(admitted, RULES["krum"], f=1)
     (chosen,) = krum.selection
     assert torch.equal(krum.update, admitted.valid[chosen])
-    multi = apply_rule(admitted, RULES["multi-krum"], name="multi-krum", f=1)
+    multi = apply_rule(admitted, RULES["multi-krum"], f=1)
     assert multi.selection == (2, 3, 4, 5, 6, 7)
-    assert apply_rule(admitted, RULES["median"], name="median", f=1).selection is None
+    assert apply_rule(admitted, RULES["median"], f=1).selection is None
 
 
 lengths = st.floats(0, 1e30, allow_subnormal=False)
@@ -348,5 +348,5 @@ def test_deciding_changes_nothing_that_was_sent():
     admitted = admit(sent)
     bounded, _ = bound_updates(admitted, previous_radius=1e-3)
     conclude_vote(bounded, [(0, [0, 1, 2, 3])], voters=[0], terms=TERMS["holdout"])
-    apply_rule(AdmittedProposals(admitted.valid, {}), RULES["median"], name="median", f=1)
+    apply_rule(AdmittedProposals(admitted.valid, {}), RULES["median"], f=1)
     assert all(torch.equal(a, b) for a, b in zip(sent, before, strict=True))

@@ -8,14 +8,15 @@ import torch
 from torch.func import functional_call
 from torch.nn import functional as F  # noqa: N812
 
-from holdout import workers as workers_module
-from holdout.attacks.labels import flip_labels
-from holdout.data.datasets import load
+from holdout import holdout_scores as scores_module
+from holdout.attacks.updates import flip_labels
+from holdout.data.datasets import Shard, load
+from holdout.holdout_scores import HoldoutScores
 from holdout.learning import vector
 from holdout.learning.models import MODELS, build
 from holdout.rounds import admit_proposals, bound_updates
 from holdout.voting import Gate, Quorum, Terms
-from holdout.workers import HoldoutScores, HonestWorker, Recipe, Shard, propose_together
+from holdout.workers import HonestWorker, Recipe, propose_together
 
 CLASSES = 4
 RATE = 0.1
@@ -86,13 +87,13 @@ def them(request):
 def calls(monkeypatch):
     """(candidates, rows) of every call of `sample_losses`."""
     seen = []
-    real = workers_module.sample_losses
+    real = scores_module.sample_losses
 
     def counted(model, candidates, x, y):
         seen.append((len(candidates), len(x)))
         return real(model, candidates, x, y)
 
-    monkeypatch.setattr(workers_module, "sample_losses", counted)
+    monkeypatch.setattr(scores_module, "sample_losses", counted)
     return seen
 
 
@@ -293,7 +294,7 @@ def test_an_update_that_comes_again_is_scored_once(calls):
 
 
 def test_many_samples_are_scored_in_blocks(monkeypatch, calls):
-    monkeypatch.setattr(workers_module, "SCORING_BLOCK", 64)
+    monkeypatch.setattr(scores_module, "SCORING_BLOCK", 64)
     them = crew(count=12, samples=50)
     blockwise = scores(them).losses(them.updates)
     assert max(rows for _, rows in calls) == 64

@@ -1,18 +1,19 @@
-"""One coordinated round: what the truthful server does with what workers send (Algorithm 2).
+"""The steps of a round that a truthful server takes (Algorithm 2), and what is recorded of it.
 
     admit_proposals    what proposers sent -> valid updates, counted faults
     bound_updates      scale them down to the radius r_t (rule `holdout` only)
     conclude_vote      what voters sent -> union-consensus -> its mean, v_t
     apply_rule         the other way: a baseline rule over all valid updates
+    record_round       the round as a line of `results.jsonl`
 
-Nothing a worker sends raises. A round that cannot decide makes no step and says why.
+Nothing a worker sends raises. A round that cannot decide makes no step and says why. A simulated
+federation, Flower's strategy and a network without a server all take these steps.
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
-from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -20,14 +21,9 @@ from torch import Tensor
 
 from holdout.errors import InfeasibleError
 from holdout.ids import ProposalId, WorkerId
-from holdout.rules import (
-    Rule,
-    krum_choice,
-    krum_unsquared_choice,
-    mean,
-    multi_krum_choice,
-)
-from holdout.voting import Ballot, BallotFault, Selection, Terms, bound_radius, tally
+from holdout.rules import Rule, RuleContext, mean
+from holdout.rules.rule import call
+from holdout.voting import Ballot, BallotFault, Committee, Selection, Terms, bound_radius
 
 
 class Outcome(StrEnum):
@@ -38,10 +34,14 @@ class Outcome(StrEnum):
     """No proposal reached the quorum."""
     NO_PROPOSALS = "no-proposals"
     """Nothing valid was proposed."""
+    TOO_FEW_BALLOTS = "too-few-ballots"
+    """So few ballots are valid that what they say is not followed."""
     INFEASIBLE = "infeasible"
     """The rule cannot work with as few valid proposals as came."""
     DIVERGED = "diverged"
     """The step led to weights or a loss that are not finite; the curve ends here."""
+    OVERFLOW = "overflow"
+    """The step would have led to weights that the arrays of a Flower model cannot hold."""
 
 
 class ProposalFault(StrEnum):
@@ -83,39 +83,6 @@ class Decision:
     def ballot_faults(self) -> list[str]:
         """Why ballots are void."""
         return [fault.value for _, fault in self.void_ballots]
-
-
-@dataclass(frozen=True, slots=True)
-class RoundRecord:
-    """All that a round did: the row every report is made of, one line of `results.jsonl`."""
-
-    rule: str
-    attack: str
-    seed: int
-    round: int
-    accuracy: float | None
-    loss: float | None
-    worst_class_recall: float | None
-    gamma: float | None
-    proposers: Sequence[int]
-    voters: Sequence[int]
-    byzantine_workers: Sequence[int]
-    byzantine_proposers: int | None
-    byzantine_voters: int | None
-    byzantine_selected: int | None
-    ballots: Sequence[Sequence[int] | None] | None
-    selection: Sequence[int] | None
-    approve_count: int | None
-    quorum: int | None
-    radius: float | None
-    outcome: str
-    rejected_proposals: Mapping[str, int]
-    rejected_ballots: Mapping[str, int]
-    seconds: float
-
-    def as_dict(self) -> dict[str, Any]:
-        """Plain values in the order above."""
-        return asdict(self)
 
 
 def admit_proposals(received: Sequence[object], *, dimension: int) -> AdmittedProposals:
@@ -175,53 +142,156 @@ def conclude_vote(
     *,
     voters: Sequence[WorkerId],
     terms: Terms,
+    ballots_min: int = 0,
 ) -> Decision:
-    """A_Consensus: count the valid ballots and average the union-consensus."""
+    """A_Consensus: count the valid ballots and average the union-consensus.
+
+    With fewer than `ballots_min` valid ballots nothing is selected.
+    """
     if not admitted.valid:
         return Decision(Outcome.NO_PROPOSALS)
     ballots = terms.admit(sent, voters=voters, proposals=admitted.valid)
-    quorum = terms.quorum(drawn=len(voters), valid=len(ballots.valid))
-    selection = tally(ballots.valid, quorum=quorum)
+    enough = len(ballots.valid) >= ballots_min
+    selection = terms.select(ballots.valid, drawn=len(voters)) if enough else ()
+    update = mean(torch.stack([admitted.valid[p] for p in selection]), f=0) if selection else None
+    outcome = Outcome.STEP if selection else Outcome.EMPTY_SELECTION
     return Decision(
-        outcome=Outcome.STEP if selection else Outcome.EMPTY_SELECTION,
-        update=mean(torch.stack([admitted.valid[p] for p in selection]), f=0)
-        if selection
-        else None,
+        outcome=outcome if enough else Outcome.TOO_FEW_BALLOTS,
+        update=update,
         selection=selection,
         ballots=ballots.valid,
         void_ballots=ballots.void,
         approve_count=terms.approve_count(len(admitted.valid)),
-        quorum=quorum,
+        quorum=terms.quorum(drawn=len(voters), valid=len(ballots.valid)),
     )
 
 
-CHOICES: Mapping[str, Callable[[Tensor, int], Sequence[int]]] = MappingProxyType(
-    {
-        "mean": lambda updates, _f: range(len(updates)),
-        "krum": lambda updates, f: [krum_choice(updates, f=f)],
-        "krum-unsquared": lambda updates, f: [krum_unsquared_choice(updates, f=f)],
-        "multi-krum": lambda updates, f: multi_krum_choice(updates, f=f),
-    }
-)
-"""The rules that are the mean of the updates they choose; the others blend by coordinate."""
-
-
-def apply_rule(admitted: AdmittedProposals, rule: Rule, *, name: str, f: int) -> Decision:
+def apply_rule(
+    admitted: AdmittedProposals, rule: Rule, *, f: int, context: RuleContext | None = None
+) -> Decision:
     """A baseline: the rule over all valid updates; no step where it is infeasible."""
     if not admitted.valid:
         return Decision(Outcome.NO_PROPOSALS)
-    updates = admitted.stacked()
     try:
-        if name not in CHOICES:
-            return Decision(Outcome.STEP, update=rule(updates, f=f))
-        chosen = list(CHOICES[name](updates, f))
+        updates = rule.prepare(admitted.stacked(), f=f, context=context)
+        if rule.choose is None:
+            return Decision(Outcome.STEP, call(rule.function, updates, f=f, context=context))
+        chosen = list(rule.choose(updates, f))
     except InfeasibleError:
         return Decision(Outcome.INFEASIBLE)
     ids = list(admitted.valid)
     return Decision(
         Outcome.STEP,
         update=mean(updates if len(chosen) == len(updates) else updates[chosen], f=0),
-        selection=tuple(sorted(ids[i] for i in chosen)),
+        selection=tuple(sorted(ids[i] for i in chosen)) if rule.names_proposals else None,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class RoundRecord:
+    """All that a round did: the row every report is made of, one line of `results.jsonl`."""
+
+    rule: str
+    attack: str
+    seed: int
+    round: int
+    accuracy: float | None
+    loss: float | None
+    worst_class_recall: float | None
+    gamma: float | None
+    proposers: Sequence[int]
+    voters: Sequence[int]
+    byzantine_workers: Sequence[int]
+    byzantine_proposers: int | None
+    byzantine_voters: int | None
+    byzantine_selected: int | None
+    ballots: Sequence[Sequence[int] | None] | None
+    selection: Sequence[int] | None
+    approve_count: int | None
+    quorum: int | None
+    radius: float | None
+    outcome: str
+    rejected_proposals: Mapping[str, int]
+    rejected_ballots: Mapping[str, int]
+    seconds: float
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values in the order above."""
+        return asdict(self)
+
+
+def record_round(
+    *,
+    rule: str,
+    attack: str,
+    seed: int,
+    round_number: int,
+    committee: Committee,
+    byzantine: frozenset[WorkerId] | None,
+    decision: Decision,
+    proposal_faults: Iterable[str],
+    ballot_faults: Iterable[str],
+    is_vote: bool,
+    gamma: float | None = None,
+    radius: float | None = None,
+) -> RoundRecord:
+    """The record of a round; what an evaluation measures, and the seconds, come later.
+
+    Args:
+        rule: The rule's name.
+        attack: The attack's name.
+        seed: The seed that decided the draws.
+        round_number: The round, counted from 1.
+        committee: Who was drawn.
+        byzantine: Who lies; None where nobody can know.
+        decision: What was decided, and from which ballots.
+        proposal_faults: Why proposals were rejected.
+        ballot_faults: Why ballots are void.
+        is_vote: Whether the rule is a vote; only then were there voters.
+        gamma: The strength of the lies, if they have one.
+        radius: That of the bound, if there is one.
+    """
+    proposers, voters = committee.proposers, committee.voters if is_vote else ()
+    liars: Mapping[str, Any] = {
+        "byzantine_workers": (),
+        "byzantine_proposers": None,
+        "byzantine_voters": None,
+        "byzantine_selected": None,
+    }
+    if byzantine is not None:
+        lies = {ProposalId(p) for p, worker in enumerate(proposers) if worker in byzantine}
+        liars = {
+            "byzantine_workers": sorted(byzantine.intersection({*proposers, *voters})),
+            "byzantine_proposers": len(lies),
+            "byzantine_voters": len(byzantine.intersection(voters)),
+            "byzantine_selected": None
+            if decision.selection is None
+            else len(lies.intersection(decision.selection)),
+        }
+    ballots = [
+        list(decision.ballots[v].approved) if v in decision.ballots else None for v in voters
+    ]
+    return RoundRecord(
+        rule=rule,
+        attack=attack,
+        seed=seed,
+        round=round_number,
+        accuracy=None,
+        loss=None,
+        worst_class_recall=None,
+        gamma=gamma,
+        proposers=proposers,
+        voters=voters,
+        **liars,
+        ballots=ballots if is_vote else None,
+        selection=decision.selection,
+        approve_count=decision.approve_count,
+        quorum=decision.quorum,
+        radius=radius,
+        outcome=decision.outcome,
+        rejected_proposals=count(proposal_faults),
+        rejected_ballots=count(ballot_faults),
+        seconds=0.0,
     )
 
 

@@ -1,46 +1,52 @@
 """Workers: holders of private data who propose updates and vote on those of others.
 
-`Worker` is the one protocol: the simulation calls it, and so can anything else that trains.
+`Worker` is the one protocol: a simulated federation calls it, and so can anything else that trains.
 `HonestWorker` follows Algorithm 2. Simulated honest workers share one pool of samples, so their
-work is done together in large matrix products: `propose_together` for the gradients,
-`HoldoutScores` for the votes. A worker alone is the case of one.
+gradients are computed together (`propose_together`), and so are their votes (`holdout_scores`).
+
+A custom worker that remembers something from one round to the next takes `state` in `propose`: a
+dict of tensors that is its own, see `holdout.kept`.
 """
 
-import hashlib
 import math
-from collections.abc import Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Protocol
 
 import torch
 from torch import Tensor, nn
-from torch.utils.weak import WeakTensorKeyDictionary
 from typing_extensions import TypeIs
 
+from holdout.data.datasets import Shard
+from holdout.holdout_scores import HoldoutScores
 from holdout.ids import ProposalId, RoundNumber, WorkerId
-from holdout.learning import sparse, threads
-from holdout.learning.scoring import (
-    Combinations,
-    Samples,
-    sample_losses,
-    takes_sparse,
-)
-from holdout.learning.sparse import Sparse
 from holdout.learning.training import gradients, local_update
 from holdout.seeds import stream
-from holdout.voting import Ballot, Terms
-
-SCORING_BLOCK = 4096  # Rows gathered at once: bounds memory, small beside the matrix products.
+from holdout.voting import Approvals, Ballot, Terms
 
 
 class Worker(Protocol):
-    """A holder of private data."""
+    """A holder of private data.
+
+    Example:
+        >>> class Scaled:
+        ...     def __init__(self, honest):
+        ...         self.honest = honest
+        ...
+        ...     def propose(self, weights, *, round_number, learning_rate):
+        ...         update = self.honest.propose(
+        ...             weights, round_number=round_number, learning_rate=learning_rate
+        ...         )
+        ...         return 0.5 * update
+        ...
+        ...     def vote(self, weights, proposals, **round_facts):
+        ...         return self.honest.vote(weights, proposals, **round_facts)
+    """
 
     def propose(
         self, weights: Tensor, *, round_number: RoundNumber, learning_rate: float
     ) -> Tensor:
-        """An update (a gradient, or with local steps a pseudo-gradient) from the own data."""
+        """An update (a gradient, or with local steps a pseudo-gradient) from its own data."""
 
     def vote(
         self,
@@ -51,16 +57,7 @@ class Worker(Protocol):
         learning_rate: float,
         terms: Terms,
     ) -> Ballot:
-        """The proposals that do best on the own data."""
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Shard:
-    """Private data: some rows of a pool that simulated workers share."""
-
-    x: Tensor
-    y: Tensor
-    rows: Tensor
+        """What it says about the proposals, judged by its own data."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +100,7 @@ class HonestWorker:
     ) -> Ballot:
         """Algorithm 2's getVotes."""
         if not proposals:
-            return Ballot(())
+            return Approvals(())
         scores = HoldoutScores(
             [self],
             weights,
@@ -161,215 +158,3 @@ def propose_together(
     return torch.stack(
         [local_update(model, weights, batches, learning_rate=learning_rate) for batches in drawn]
     )
-
-
-class HoldoutScores:
-    """What some voters think of updates in one round: L_c(w - eta * u) for each voter c.
-
-    Nothing is computed twice: a sample that several voters hold is scored once, and so is an update
-    that comes again, from several proposers or in a later call. Voters go by their number here; a
-    caller who need not hear all of them names those that it asks.
-    """
-
-    def __init__(
-        self,
-        voters: Sequence[HonestWorker],
-        weights: Tensor,
-        *,
-        round_number: RoundNumber,
-        learning_rate: float,
-        first_order: bool = False,
-        with_current: bool = False,
-    ) -> None:
-        """With `with_current`, the current model is scored along with the first updates."""
-        self._voters = tuple(voters)
-        self._weights = weights
-        self._learning_rate = learning_rate
-        self._with_current = with_current
-        self._known: dict[bytes, dict[int, float]] = {}
-        self._pools: dict[tuple[int, ...], list[_Pool]] = {}
-        # By the directions: forgotten when those are.
-        self._combinations: MutableMapping[Tensor, dict[int, Combinations]] = (
-            WeakTensorKeyDictionary()
-        )
-        self._rows = [voter.holdout_rows(round_number) for voter in self._voters]
-        self._own_gradients: Tensor | None = None
-        if first_order:
-            samples = [
-                (v.shard.x[r], v.shard.y[r]) for v, r in zip(self._voters, self._rows, strict=True)
-            ]
-            self._own_gradients = gradients(self._voters[0].model, weights, samples).double()
-
-    @property
-    def voter_count(self) -> int:
-        """How many voters these are."""
-        return len(self._voters)
-
-    @property
-    def current(self) -> list[float]:
-        """Each voter's loss of the current model; 0 for first-order scores, which are changes."""
-        return self.current_of(range(self.voter_count))
-
-    def current_of(self, voters: Sequence[int]) -> list[float]:
-        """The same for some voters."""
-        heard = self._known.setdefault(self._no_step_key, {})
-        if silent := tuple(voter for voter in voters if voter not in heard):
-            column = self._score(self._no_step, silent)[:, 0].tolist()
-            heard.update(zip(silent, column, strict=True))
-        return [heard[voter] for voter in voters]
-
-    def losses(self, updates: Tensor, voters: Sequence[int] | None = None) -> Tensor:
-        """(voters, updates) of float64; what is not finite comes out as infinite."""
-        asked = range(self.voter_count) if voters is None else voters
-        keys = [_digest(row) for row in updates]
-        tried, wanted = updates, keys
-        if self._with_current:
-            tried, wanted = torch.cat([updates, self._no_step]), [*keys, self._no_step_key]
-        # Mostly all updates are new to the same voters, and then this is one computation.
-        new: dict[tuple[int, ...], dict[bytes, int]] = {}
-        for place, key in enumerate(wanted):
-            heard = self._known.setdefault(key, {})
-            if silent := tuple(voter for voter in asked if voter not in heard):
-                new.setdefault(silent, {})[key] = place
-        for silent, places in new.items():
-            columns = self._score(tried[list(places.values())], silent).T.tolist()
-            for key, column in zip(places, columns, strict=True):
-                self._known[key].update(zip(silent, column, strict=True))
-        found = [[self._known[key][voter] for key in keys] for voter in asked]
-        return torch.tensor(found, dtype=torch.float64).view(len(asked), len(updates))
-
-    def combination_losses(
-        self, directions: Tensor, coefficients: Tensor, voters: Sequence[int] | None = None
-    ) -> Tensor:
-        """The same for the updates coefficients @ directions; cheap for many on few directions.
-
-        What can be kept is, for the next call with the same tensor of directions. So here each
-        voter's samples are scored by themselves.
-        """
-        asked = list(range(self.voter_count) if voters is None else voters)
-        if self._own_gradients is not None:
-            return self._first_order(coefficients.double() @ directions.double(), asked)
-        steps = -self._learning_rate * coefficients
-        result = torch.empty(len(asked), len(coefficients), dtype=torch.float64)
-        parts = self._combinations.setdefault(directions, {})
-
-        def score(place: int) -> None:
-            voter = asked[place]
-            if voter not in parts:
-                x, y = self._samples(voter)
-                model = self._voters[voter].model
-                parts[voter] = Combinations(model, self._weights, directions, x, y)
-            result[place] = parts[voter].losses(steps).mean(dim=1, dtype=torch.float64)
-
-        threads.run_all(score, range(len(asked)))
-        return result
-
-    def scaled_losses(
-        self, updates: Tensor, scales: Tensor, voters: Sequence[int] | None = None
-    ) -> Tensor:
-        """What voters think of the updates in several sizes, (voters, sizes, updates)."""
-        coefficients = torch.diag_embed(scales).flatten(0, 1)
-        losses = self.combination_losses(updates, coefficients, voters)
-        return losses.view(len(losses), *scales.shape)
-
-    @property
-    def shares_sizes(self) -> bool:
-        """Whether many sizes of an update cost little more than one."""
-        model, shape = self._voters[0].model, self._voters[0].shard.x.shape[1:]
-        return self._own_gradients is not None or takes_sparse(model, tuple(shape))
-
-    @cached_property
-    def _no_step(self) -> Tensor:
-        return torch.zeros_like(self._weights)[None]
-
-    @cached_property
-    def _no_step_key(self) -> bytes:
-        return _digest(self._no_step[0])
-
-    def _score(self, updates: Tensor, voters: tuple[int, ...]) -> Tensor:
-        if self._own_gradients is not None:
-            return self._first_order(updates.double(), voters)
-        candidates = self._weights - self._learning_rate * updates
-        return self._average(
-            lambda model, x, y: sample_losses(model, candidates, x, y), len(updates), voters
-        )
-
-    def _first_order(self, updates: Tensor, voters: Sequence[int]) -> Tensor:
-        assert self._own_gradients is not None  # noqa: S101
-        return -(self._own_gradients[list(voters)] @ updates.T)
-
-    def _samples(self, voter: int) -> tuple[Samples, Tensor]:
-        """One voter's own."""
-        shard, rows = self._voters[voter].shard, self._rows[voter]
-        compressed = _compressed(self._voters[voter])
-        x = shard.x[rows] if compressed is None else sparse.take(compressed, rows)
-        return x, shard.y[rows]
-
-    def _average(self, score: "_Score", count: int, voters: tuple[int, ...]) -> Tensor:
-        result = torch.empty(len(voters), count, dtype=torch.float64)
-        if voters not in self._pools:
-            self._pools[voters] = _pool(
-                [self._voters[voter] for voter in voters], [self._rows[voter] for voter in voters]
-            )
-        for pool in self._pools[voters]:
-            losses = torch.cat([score(pool.model, *samples) for samples in pool.samples()], dim=1)
-            for place, columns in pool.places:
-                result[place] = losses[:, columns].mean(dim=1, dtype=torch.float64)
-        return result
-
-
-class _Score(Protocol):
-    def __call__(self, model: nn.Module, x: Samples, y: Tensor) -> Tensor: ...
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _Pool:
-    """The samples of those voters who share a pool, each sample once."""
-
-    model: nn.Module
-    x: Tensor
-    y: Tensor
-    blocks: tuple[Tensor, ...]
-    places: list[tuple[int, Tensor]]
-    """For each voter (by its place), where its samples stand in the blocks."""
-    sparse: tuple[Sparse, ...] | None
-    """The blocks' samples once more, where the model gains from it."""
-
-    def samples(self) -> Iterator[tuple[Samples, Tensor]]:
-        """The samples and their labels, block by block."""
-        for number, rows in enumerate(self.blocks):
-            yield self.x[rows] if self.sparse is None else self.sparse[number], self.y[rows]
-
-
-def _pool(voters: Sequence[HonestWorker], rows: Sequence[Tensor]) -> list[_Pool]:
-    members: dict[tuple[int, int], list[int]] = {}
-    for place, voter in enumerate(voters):
-        members.setdefault((id(voter.shard.x), id(voter.shard.y)), []).append(place)
-    pools = []
-    for places in members.values():
-        distinct, columns = torch.unique(torch.cat([rows[n] for n in places]), return_inverse=True)
-        first = voters[places[0]]
-        x, y, compressed = first.shard.x, first.shard.y, _compressed(first)
-        # Sparse samples are few enough to be one block, which is made ready for once.
-        blocks = distinct.split(SCORING_BLOCK) if compressed is None else (distinct,)
-        pools.append(
-            _Pool(
-                first.model,
-                x,
-                y,
-                blocks,
-                list(zip(places, columns.split([len(rows[n]) for n in places]), strict=True)),
-                None if compressed is None else tuple(compressed.take(rows) for rows in blocks),
-            )
-        )
-    return pools
-
-
-def _digest(update: Tensor) -> bytes:
-    return hashlib.sha256(update.contiguous().numpy().data).digest()
-
-
-def _compressed(worker: HonestWorker) -> Sparse | None:
-    """The samples that the worker's are some of, where the model gains from having them sparse."""
-    x = worker.shard.x
-    return sparse.of(x) if takes_sparse(worker.model, tuple(x.shape[1:])) else None

@@ -8,7 +8,7 @@ import torch
 from torch.func import functional_call
 
 from holdout.attacks import ATTACKS, Lie
-from holdout.attacks.labels import flip_labels
+from holdout.attacks.updates import flip_labels
 from holdout.errors import ModelError
 from holdout.learning import vector
 from holdout.rounds import ProposalFault, admit_proposals

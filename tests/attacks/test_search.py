@@ -15,8 +15,10 @@ from holdout.rules import (
     bulyan_choice,
     krum_choice,
     krum_unsquared_choice,
+    mean,
     multi_krum_choice,
 )
+from holdout.rules.rule import custom_rule
 
 LINE = (torch.zeros(3), torch.ones(3))
 
@@ -127,7 +129,7 @@ def test_what_the_attacker_foresees_is_what_the_rule_does(rule, seed, copies, si
     step = sign * deviation
     f = 2 if copies < 5 else 3
     ladder = strengths(4.0)
-    foreseen = list(DeployedRule(rule, honest, copies, f).selects(base, step, ladder))
+    foreseen = list(DeployedRule(RULES[rule], honest, copies, f).selects(base, step, ladder))
     really = [
         bool(ORACLES[rule](torch.cat([honest, (base + s * step).expand(copies, -1)]), 13, f))
         for s in ladder
@@ -138,17 +140,18 @@ def test_what_the_attacker_foresees_is_what_the_rule_does(rule, seed, copies, si
 @pytest.mark.parametrize("rule", CLOSED)
 def test_a_far_lie_is_not_selected_and_a_near_one_is(rule):
     honest, base, step = lies(0)
-    near, far = DeployedRule(rule, honest, 3, 3).selects(base, step, [0.0, 1e3])
+    near, far = DeployedRule(RULES[rule], honest, 3, 3).selects(base, step, [0.0, 1e3])
     assert near
     assert not far
 
 
-@pytest.mark.parametrize("rule", [*OPEN, "an-own-rule"])
+@pytest.mark.parametrize("rule", [*OPEN, "a-custom-rule"])
 def test_rules_that_leave_nobody_out_say_so(rule):
     assert rule not in ORACLES
     honest, _, _ = lies(0)
-    assert DeployedRule(rule, honest, 3, 3).leaves_nobody_out
-    assert not DeployedRule("krum", honest, 3, 3).leaves_nobody_out
+    deployed = RULES.get(rule) or custom_rule(mean, rule)
+    assert DeployedRule(deployed, honest, 3, 3).leaves_nobody_out
+    assert not DeployedRule(RULES["krum"], honest, 3, 3).leaves_nobody_out
 
 
 def test_a_value_equal_to_a_kept_one_is_kept():
@@ -156,26 +159,28 @@ def test_a_value_equal_to_a_kept_one_is_kept():
     honest, base, step = lies(0)
     honest[:, :30], base[:30], step[:30] = 0.0, 0.0, 0.0
     for rule in ("trimmed-mean", "median", "mean-around-median"):
-        assert all(DeployedRule(rule, honest, 1, 3).selects(base, step, [0.0, 1e3])), rule
+        assert all(DeployedRule(RULES[rule], honest, 1, 3).selects(base, step, [0.0, 1e3])), rule
 
 
 @pytest.mark.parametrize("rule", ["krum", "krum-unsquared", "multi-krum", "bulyan"])
 def test_an_infeasible_rule_selects_nothing(rule):
     honest, base, step = lies(0, honest=2)
-    assert list(DeployedRule(rule, honest, 2, 1).selects(base, step, [0.0, 1.0])) == [False] * 2
+    assert (
+        list(DeployedRule(RULES[rule], honest, 2, 1).selects(base, step, [0.0, 1.0])) == [False] * 2
+    )
 
 
 @pytest.mark.parametrize("rule", CLOSED)
 def test_a_coalition_alone_is_selected_at_any_strength(rule):
     honest, base, step = lies(0)
-    assert all(DeployedRule(rule, honest[:0], 7, 1).selects(base, step, [0.0, 1.0, 1e6]))
+    assert all(DeployedRule(RULES[rule], honest[:0], 7, 1).selects(base, step, [0.0, 1.0, 1e6]))
 
 
 @pytest.mark.parametrize("rule", CLOSED)
 @pytest.mark.parametrize("seed", range(3))
 def test_the_search_finds_the_strength_at_which_the_rule_turns(rule, seed, make_view):
     honest, base, step = lies(seed)
-    deployed = DeployedRule(rule, honest, 3, 3)
+    deployed = DeployedRule(RULES[rule], honest, 3, 3)
     view = make_view(known=1, count=3, deployed=deployed)
     view.__dict__.update(mean=base, deviation=step)
     gamma = ATTACKS["alie"](gamma_max=30.0)(view).gamma

@@ -362,7 +362,7 @@ def test_the_config_given_is_left_as_it_was(data):
 def test_an_own_rule_that_the_config_does_not_list_is_a_mistake(data):
     own = Plugins(rules={"mine": lambda updates, *, f: updates[f]})
     (problem,) = problems(tiny.values(data), own)
-    assert problem.startswith("own rule 'mine': experiment.rules must list it")
+    assert problem.startswith("custom rule 'mine': experiment.rules must list it")
 
 
 @pytest.mark.parametrize("normalise", [True, False])

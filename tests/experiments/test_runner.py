@@ -516,8 +516,8 @@ def test_if_nobody_proposes_rounds_make_no_step(data):
         (Plugins(rules={"mine": lambda *_, **__: 3}), "rule 'mine' must return floats"),
         (Plugins(attack=lambda _: 1 / 0), "attack '<lambda>' raised ZeroDivisionError"),
         (Plugins(attack=lambda _: 5), "attack '<lambda>' must return"),
-        (Plugins(worker=lambda _: 1 / 0), "own worker raised ZeroDivisionError"),
-        (Plugins(worker=lambda _: None), "own worker must have propose and vote; got .*NoneType"),
+        (Plugins(worker=lambda _: 1 / 0), "custom worker raised ZeroDivisionError"),
+        (Plugins(worker=lambda _: None), "custom worker must have propose and vote; got .*NoneType"),
     ],
 )
 def test_own_code_that_fails_is_told_apart_from_ours(data, own, message):
@@ -552,7 +552,7 @@ def test_own_poisoned_labels_are_checked(data, poison, message):
 
 @pytest.mark.parametrize("name", ["mean", "holdout", "krum"])
 def test_an_own_rule_may_not_take_a_built_in_name(data, name):
-    with pytest.raises(ConfigError, match=f"own rule '{name}': the name is taken"):
+    with pytest.raises(ConfigError, match=f"custom rule '{name}': the name is taken"):
         run(tiny.values(data), own=Plugins(rules={name: first_row}))
 
 
@@ -560,7 +560,7 @@ def test_an_own_attack_may_not_be_called_none(data):
     def none(view):
         return view.mean
 
-    with pytest.raises(ConfigError, match="own attack 'none'"):
+    with pytest.raises(ConfigError, match="custom attack 'none'"):
         run(tiny.values(data), own=Plugins(attack=none))
 
 

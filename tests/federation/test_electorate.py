@@ -10,7 +10,7 @@ from holdout.attacks import BALLOT_ATTACKS, Lie
 from holdout.attacks.search import strengths
 from holdout.attacks.updates import Alie, InnerProduct
 from holdout.federation.vote_rehearsal import DeployedVote
-from holdout.workers import HoldoutScores
+from holdout.holdout_scores import HoldoutScores
 
 GAMMA_MAX = 4.0
 # Steps large enough, and liars few enough, that a search often ends below the maximum.

@@ -7,9 +7,10 @@ import torch
 
 from holdout.attacks import Lie
 from holdout.attacks.updates import Alie
-from holdout.federation.round_setup import first_state
+from holdout.data.datasets import Shard
+from holdout.federation.state import first_state
 from holdout.voting import Committee
-from holdout.workers import HonestWorker, Shard, propose_together
+from holdout.workers import HonestWorker, propose_together
 
 RULES = ["holdout", "holdout-paper", "krum", "trimmed-mean"]
 

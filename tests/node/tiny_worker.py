@@ -5,9 +5,10 @@ import time
 import torch
 from torch import nn
 
+from holdout.data.datasets import Shard
 from holdout.ids import WorkerId
 from holdout.voting import Ballot
-from holdout.workers import HonestWorker, Recipe, Shard
+from holdout.workers import HonestWorker, Recipe
 
 SHAPE, CLASSES = (8,), 3
 

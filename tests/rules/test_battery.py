@@ -64,7 +64,7 @@ def test_the_table_lists_every_rule():
 
 def test_a_rule_is_named_like_its_function():
     for name, rule in RULES.items():
-        assert rule is getattr(rules, name.replace("-", "_"))
+        assert rule.function is getattr(rules, name.replace("-", "_"))
 
 
 @every_rule

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from holdout.voting import Ballot, Gate, admit_ballots, cast_ballot, tally
+from holdout.voting import Ballot, Gate, admit_approvals, cast_approvals, tally
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import golden
@@ -25,7 +25,7 @@ def run(case: golden.Case) -> str:
             return f"selected {names(tally(ballots, quorum=int(case.options['quorum'])))}"
         case "admit":
             sent = [(int(v), [int(i) if i.isdigit() else i for i in ids]) for v, *ids in rows]
-            admitted = admit_ballots(
+            admitted = admit_approvals(
                 sent,
                 voters=[int(v) for v in case.options["voters"].split(",")],
                 proposals={int(p) for p in case.options["proposals"].split(",")},
@@ -36,7 +36,7 @@ def run(case: golden.Case) -> str:
             return "\n".join([*lines, *(f"{v} void: {fault}" for v, fault in admitted.void)])
         case "cast":
             gate = case.options["gate"]
-            ballot = cast_ballot(
+            ballot = cast_approvals(
                 {int(p): float(loss) for p, loss in rows},
                 approve_count=int(case.options["approve"]),
                 gate=None if gate == "paper" else Gate(gate),

@@ -12,15 +12,15 @@ from holdout.voting import (
     Ballot,
     Gate,
     Terms,
-    admit_ballots,
+    admit_approvals,
     approve_count,
-    cast_ballot,
+    cast_approvals,
     draw_byzantine,
     draw_committee,
     has_honest_majority,
+    rank,
     tally,
 )
-from holdout.voting.ballot import rank
 
 ballots = st.dictionaries(
     st.integers(0, 9), st.lists(st.integers(0, 7), unique=True).map(tuple).map(Ballot), max_size=10
@@ -59,14 +59,14 @@ def test_raising_the_quorum_only_removes_proposals(cast, quorum):
 @given(losses, shares)
 def test_a_full_ballot_names_exactly_k(found, f):
     k = approve_count(len(found), f)
-    assert len(cast_ballot(found, approve_count=k).approved) == k
+    assert len(cast_approvals(found, approve_count=k).approved) == k
 
 
 @given(losses, shares, st.sampled_from(Gate), st.floats())
 def test_a_gated_ballot_names_a_part_of_the_full_one_and_only_finite_losses(found, f, gate, now):
     k = approve_count(len(found), f)
-    gated = cast_ballot(found, approve_count=k, gate=gate, current_loss=now).approved
-    assert set(gated) <= set(cast_ballot(found, approve_count=k).approved)
+    gated = cast_approvals(found, approve_count=k, gate=gate, current_loss=now).approved
+    assert set(gated) <= set(cast_approvals(found, approve_count=k).approved)
     assert all(math.isfinite(found[p]) for p in gated)
 
 
@@ -82,7 +82,9 @@ def test_the_ranking_is_total_whatever_the_losses(found):
 
 @given(st.lists(st.tuples(st.integers(0, 5), junk), max_size=8), st.booleans())
 def test_whatever_voters_send_is_valid_or_void_for_a_reason(sent, full):
-    admitted = admit_ballots(sent, voters=range(4), proposals={0, 1, 2}, approve_count=2, full=full)
+    admitted = admit_approvals(
+        sent, voters=range(4), proposals={0, 1, 2}, approve_count=2, full=full
+    )
     for ballot in admitted.valid.values():
         assert set(ballot.approved) <= {0, 1, 2}
         assert len(ballot.approved) == 2 if full else len(ballot.approved) <= 2

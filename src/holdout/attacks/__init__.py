@@ -1,7 +1,7 @@
 """What Byzantine workers do, given a view of what they may know.
 
-`ATTACKS` lists what proposers send, `BALLOT_ATTACKS` how voters vote. An own attack is any callable
-that takes a `View` (or a `BallotView`); in a config it is named "package.module:name".
+`ATTACKS` lists what proposers send, `BALLOT_ATTACKS` how voters vote. A custom attack is any
+callable that takes a `View` (or a `BallotView`); in a config it is named "package.module:name".
 """
 
 from collections.abc import Callable, Mapping
@@ -9,8 +9,8 @@ from types import MappingProxyType
 
 from holdout.attacks import ballots, updates
 from holdout.attacks.ballots import BallotAttack, BallotView
+from holdout.attacks.search import DeployedRule
 from holdout.attacks.view import Attack, Deployed, Lie, View
-from holdout.rules.rehearsal import DeployedRule
 
 ATTACKS: Mapping[str, Callable[..., Attack]] = MappingProxyType(
     {

@@ -1,11 +1,40 @@
 """The adaptive attacker: inflate the lie up to the last strength that the rule still selects."""
 
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
 from torch import Tensor
 
 from holdout.attacks.view import Deployed
+from holdout.rules.rule import LEAVES_NOBODY_OUT, LieLine, Rule
 
 STEP = 0.1
 GROWTH = 1.05
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class DeployedRule:
+    """A baseline rule, run by the attacker on the honest updates that it knows."""
+
+    rule: Rule
+    honest: Tensor
+    copies: int
+    f: int
+
+    @property
+    def leaves_nobody_out(self) -> bool:
+        """Whether no strength is too much."""
+        return self.rule.rehearse is LEAVES_NOBODY_OUT
+
+    def selects(
+        self, base: Tensor, direction: Tensor, strengths: Sequence[float]
+    ) -> Iterator[bool]:
+        """For each strength: whether the rule selects the lie (never, if it is infeasible)."""
+        line = LieLine(self.honest, base, direction, self.copies, self.f)
+        if self.rule.rehearse is None or not self.rule.is_feasible(n=line.count, f=self.f):
+            yield from [False] * len(strengths)
+            return
+        yield from map(self.rule.rehearse(line), strengths)
 
 
 def strengths(maximum: float) -> list[float]:

@@ -11,7 +11,6 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from holdout.attacks.labels import flip_labels
 from holdout.attacks.search import inflate
 from holdout.attacks.view import Lie, View
 from holdout.errors import ModelError
@@ -186,6 +185,15 @@ class NotANumber:
             None,
         ]
         return Lie([kinds[i % len(kinds)] for i in range(view.count)])
+
+
+def flip_labels(labels: Tensor, classes: int) -> Tensor:
+    """Each label y as classes - 1 - y.
+
+    >>> flip_labels(torch.tensor([0, 3, 9]), 10).tolist()
+    [9, 6, 0]
+    """
+    return classes - 1 - labels
 
 
 def _strength(view: View, base: Tensor, direction: Tensor, gamma: Gamma, gamma_max: float) -> float:

@@ -21,7 +21,7 @@ class Deployed(Protocol):
 
     @property
     def leaves_nobody_out(self) -> bool:
-        """Whether every update counts, so that no strength is too much (mean, an own rule)."""
+        """Whether every update counts, so that no strength is too much (mean, a custom rule)."""
 
     def selects(
         self, base: Tensor, direction: Tensor, strengths: Sequence[float]
@@ -81,7 +81,7 @@ class Lie:
 
 
 class Attack(Protocol):
-    """What Byzantine proposers send. An own attack may return plain tensors instead of a Lie."""
+    """What Byzantine proposers send; a custom attack may return plain tensors, not a `Lie`."""
 
     def __call__(self, view: View) -> Lie | Tensor | Sequence[Tensor | None]:
         """Decide what the coalition sends in this round."""

@@ -120,6 +120,8 @@ class TrainingSection(Section):
     local_steps: Count = 1
     momentum: Annotated[float, Field(ge=0, lt=1)] = 0.0
     """Of the server's step; candidates of a vote stay w - eta * g."""
+    worker_momentum: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    """beta: each worker sends m_i = beta m_i + (1 - beta) g_i, updated when it proposes."""
 
 
 class FederationSection(Section):

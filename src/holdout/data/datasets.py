@@ -65,6 +65,16 @@ class Dataset:
         return tuple(self.x_train.shape[1:])
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Shard:
+    """Private data: some rows of a pool that simulated workers share."""
+
+    x: Tensor
+    y: Tensor
+    rows: Tensor
+    """Which rows of the pool are this worker's."""
+
+
 def load(
     name: str,
     *,

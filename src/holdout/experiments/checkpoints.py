@@ -12,8 +12,13 @@ from holdout.experiments.plan import ExperimentPlan
 from holdout.experiments.resolve_names import is_decentralized
 from holdout.federation import decentralized
 from holdout.federation.chain_record import chain_arrays
-from holdout.federation.round_setup import State
-from holdout.results import Checkpoint
+from holdout.federation.round_setup import MOMENTUM
+from holdout.federation.state import State
+from holdout.ids import WorkerId
+from holdout.results import Arrays, Checkpoint
+
+RULE, WORKER = "rule/", "worker/"
+"""What stands before the names of what the rule, or worker/<id>/, keeps."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -39,6 +44,9 @@ def to_checkpoint(place: Place, environment: Mapping[str, Any]) -> Checkpoint:
             "last_honest": state.last_honest,
         }
         arrays = {name: tensor.numpy() for name, tensor in tensors.items() if tensor is not None}
+        arrays |= {f"{RULE}{name}": kept.numpy() for name, kept in state.rule_state.items()}
+        for worker, kept in state.worker_states.items():
+            arrays |= {f"{WORKER}{worker}/{name}": tensor.numpy() for name, tensor in kept.items()}
         arrays |= chain_arrays(state)
     return Checkpoint(meta, arrays)
 
@@ -62,11 +70,30 @@ def restore(checkpoint: Checkpoint | None) -> Place:
             velocity=tensors.get("velocity"),
             radius=meta["radius"],
             last_honest=tensors.get("last_honest"),
+            rule_state=_rule_state(checkpoint.arrays),
+            worker_states=_worker_states(checkpoint.arrays),
             diverged=meta["diverged"],
         )
         return Place(int(meta["curve"]), decentralized.resumed(checkpoint.arrays, state))
     except (KeyError, TypeError, ValueError) as error:
         raise _misfit(str(error)) from error
+
+
+def _rule_state(arrays: Arrays) -> dict[str, torch.Tensor]:
+    return {
+        name.removeprefix(RULE): torch.from_numpy(array)
+        for name, array in arrays.items()
+        if name.startswith(RULE)
+    }
+
+
+def _worker_states(arrays: Arrays) -> dict[WorkerId, dict[str, torch.Tensor]]:
+    states: dict[WorkerId, dict[str, torch.Tensor]] = {}
+    for name, array in arrays.items():
+        if name.startswith(WORKER):
+            worker, _, kept = name.removeprefix(WORKER).partition("/")
+            states.setdefault(WorkerId(int(worker)), {})[kept] = torch.from_numpy(array)
+    return states
 
 
 def check_fit(plan: ExperimentPlan, place: Place, done: Sequence[Mapping[str, Any]]) -> None:
@@ -97,6 +124,10 @@ def _check_shapes(state: State, *, like: torch.Tensor) -> None:
         shape = (*tensor.shape[:1], *like.shape) if name == "last_honest" else like.shape
         if tensor.shape != shape or tensor.dtype != like.dtype:
             raise _misfit(f"{name}: {tensor.dtype} of shape {tuple(tensor.shape)}")
+    for worker, kept in state.worker_states.items():
+        momentum = kept.get(MOMENTUM, like)
+        if momentum.shape != like.shape or momentum.dtype != like.dtype:
+            raise _misfit(f"worker {worker}: {momentum.dtype} of shape {tuple(momentum.shape)}")
 
 
 def _misfit(what: str) -> RunFolderError:

@@ -10,24 +10,13 @@ from statistics import fmean, stdev
 from typing import Any
 
 from holdout.results import MOVED
+from holdout.rules import find_rule
+from holdout.voting import VOTES
 
 Round = Mapping[str, Any]
 
 NO_ATTACK = "none"
 BASELINE = ("mean", NO_ATTACK)
-
-RULE_NAMES = {
-    "trimmed-mean": "trimmed mean",
-    "mean-around-median": "mean around median",
-    "geometric-median": "geometric median",
-    "krum": "Krum",
-    "krum-unsquared": "Krum (unsquared)",
-    "multi-krum": "multi-Krum",
-    "bulyan": "Bulyan",
-    "holdout-paper": "HoldOut (paper)",
-    "holdout": "HoldOut",
-    "holdout-central": "HoldOut (server)",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,8 +104,15 @@ def group(rounds: Iterable[Round]) -> list[CurveResult]:
 
 
 def name_of(rule: str) -> str:
-    """A rule's name for people."""
-    return RULE_NAMES.get(rule, rule)
+    """A rule's name for people; a custom rule is called what the config calls it.
+
+    >>> name_of("trimmed-mean"), name_of("nnm+krum"), name_of("holdout"), name_of("nnm+mine")
+    ('trimmed mean', 'NNM + Krum', 'HoldOut', 'nnm+mine')
+    """
+    if rule in VOTES:
+        return VOTES[rule].label
+    known = find_rule(rule)
+    return rule if known is None else known.label
 
 
 def label(rule: str, attack: str, *, name_attack: bool = False) -> str:

@@ -6,11 +6,11 @@ from typing import Any
 from holdout.experiments.curves import (
     BASELINE,
     NO_ATTACK,
-    RULE_NAMES,
     CurveResult,
     Round,
     TableRow,
     label,
+    name_of,
 )
 from holdout.shares import byzantine_count, read_share
 
@@ -97,7 +97,7 @@ def _eminence(row: TableRow) -> tuple[int, float]:
 
 
 def _name(row: TableRow) -> str:
-    return RULE_NAMES.get(row.rule, f"the {row.rule}" if row.rule == "mean" else row.rule)
+    return "the mean" if row.rule == "mean" else name_of(row.rule)
 
 
 def _accuracy(row: TableRow) -> str:

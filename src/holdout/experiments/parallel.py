@@ -26,7 +26,6 @@ from holdout.experiments.checkpoints import (
     to_checkpoint,
 )
 from holdout.experiments.plan import ExperimentPlan
-from holdout.experiments.resolve_names import VOTES
 from holdout.experiments.runner import (
     Progress,
     Result,
@@ -38,6 +37,7 @@ from holdout.experiments.runner import (
 )
 from holdout.learning.threads import pool
 from holdout.results import Checkpoint, RunFolder
+from holdout.voting import VOTES
 
 THREADS = 1
 """Of a curve."""

@@ -10,18 +10,18 @@ from torch import Tensor
 
 from holdout.attacks import Attack
 from holdout.config import Config, parse
-from holdout.data.datasets import Dataset, dataset_from, load, standardised
+from holdout.data.datasets import Dataset, Shard, dataset_from, load, standardised
 from holdout.data.partition import partition
 from holdout.errors import ConfigError, DataError, ModelError, PluginError
 from holdout.experiments.plugins import Plugins
 from holdout.experiments.resolve_names import Lookups
-from holdout.federation.round_setup import Curve, Federation
+from holdout.federation.state import Curve, Federation
 from holdout.ids import WorkerId
 from holdout.learning import vector
 from holdout.learning.models import ModelFactory, build
 from holdout.seeds import stream
 from holdout.voting import draw_byzantine
-from holdout.workers import HonestWorker, Recipe, Shard, Worker
+from holdout.workers import HonestWorker, Recipe, Worker
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -31,7 +31,7 @@ class ExperimentPlan:
     config: Config
     curves: Sequence[tuple[Curve, int]]
     """Each curve with its seed, in the order in which they are run."""
-    own: Plugins
+    plugins: Plugins
     factory: ModelFactory
     dataset: Dataset
 
@@ -78,67 +78,69 @@ class ExperimentPlan:
         )
         poisoned = _poisoned(curve.act, dataset)
         workers: list[Worker] = []
-        for number, own_rows in enumerate(rows):
+        for number, rows_of_one in enumerate(rows):
             worker_id = WorkerId(number)
             labels = poisoned if worker_id in byzantine else dataset.y_train
-            shard = Shard(dataset.x_train, labels, torch.from_numpy(own_rows))
+            shard = Shard(dataset.x_train, labels, torch.from_numpy(rows_of_one))
             worker = HonestWorker(worker_id, model, shard, recipe, seed)
             honest = worker_id not in byzantine
-            workers.append(self._own_worker(worker) if honest else worker)
+            workers.append(self._custom_worker(worker) if honest else worker)
         return workers
 
-    def _own_worker(self, worker: HonestWorker) -> Worker:
-        if self.own.worker is None:
+    def _custom_worker(self, worker: HonestWorker) -> Worker:
+        if self.plugins.worker is None:
             return worker
         try:
-            made = self.own.worker(worker)
+            made = self.plugins.worker(worker)
         except Exception as error:
-            raise PluginError(f"own worker raised {type(error).__name__}: {error}") from error
+            raise PluginError(f"custom worker raised {type(error).__name__}: {error}") from error
         if not all(callable(getattr(made, name, None)) for name in ("propose", "vote")):
-            raise PluginError(f"own worker must have propose and vote; got {type(made)!r}")
+            raise PluginError(f"custom worker must have propose and vote; got {type(made)!r}")
         return made
 
 
-def make_plan(config: Config | Mapping[str, Any], own: Plugins | None = None) -> ExperimentPlan:
+def make_plan(config: Config | Mapping[str, Any], plugins: Plugins | None = None) -> ExperimentPlan:
     """Look everything up and load the data; a ConfigError lists all mistakes found."""
-    own = own or Plugins()
+    plugins = plugins or Plugins()
     values = config.as_dict() if isinstance(config, Config) else dict(config)
-    parsed = parse(_with_names(values, own))
-    lookups = Lookups(parsed, own)
-    lookups.own_names()
+    parsed = parse(_with_names(values, plugins))
+    lookups = Lookups(parsed, plugins)
+    lookups.check_custom_names()
     curves = lookups.curves()
     factory = lookups.factory()
     lookups.data_name()
     if parsed.problems or lookups.problems:
         raise ConfigError([*parsed.problems, *lookups.problems])
     config = parsed.config
-    dataset = _load(config, own)
-    plan = ExperimentPlan(config, curves, own, factory, dataset)
+    dataset = _load(config, plugins)
+    plan = ExperimentPlan(config, curves, plugins, factory, dataset)
     _check_fit(plan)
     return plan
 
 
-def _load(config: Config, own: Plugins) -> Dataset:
-    if own.data is None:
+def _load(config: Config, plugins: Plugins) -> Dataset:
+    if plugins.data is None:
         path = Path(config.data.path) if config.data.path else None
         return load(config.data.name, path=path, normalise=config.data.normalise)
-    dataset = own.data if isinstance(own.data, Dataset) else dataset_from("own", own.data)
+    dataset = (
+        plugins.data if isinstance(plugins.data, Dataset) else dataset_from("own", plugins.data)
+    )
     return standardised(dataset) if config.data.normalise else dataset
 
 
-def _with_names(values: Mapping[str, Any], own: Plugins) -> dict[str, Any]:
-    """The values with the names of own objects in place, so that a run folder tells of them."""
+def _with_names(values: Mapping[str, Any], plugins: Plugins) -> dict[str, Any]:
+    """The values with the names of plug-ins in place, so that a run folder tells of them."""
     named = {
-        "attack": ("name", own.attack),
-        "model": ("name", own.model),
-        "data": ("name", own.data),
+        "attack": ("name", plugins.attack),
+        "model": ("name", plugins.model),
+        "data": ("name", plugins.data),
     }
     result = dict(values)
     for section, (key, thing) in named.items():
         if thing is not None and isinstance(result.get(section, {}), Mapping):
             result[section] = {**result.get(section, {}), key: _name_of(thing)}
-    if own.ballots is not None and isinstance(result.get("attack", {}), Mapping):
-        result["attack"] = {**result.get("attack", {}), "voters": _name_of(own.ballots)}
+    if plugins.ballots is not None and isinstance(result.get("attack", {}), Mapping):
+        result["attack"] = {**result.get("attack", {}), "voters": _name_of(plugins.ballots)}
     return result
 
 

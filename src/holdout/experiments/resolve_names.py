@@ -18,26 +18,27 @@ from holdout.dotted import resolve
 from holdout.errors import DottedNameError, InfeasibleError
 from holdout.experiments.curves import NO_ATTACK
 from holdout.experiments.plugins import Plugins
-from holdout.federation.round_setup import Curve
+from holdout.federation.state import Curve
 from holdout.learning.models import MODELS, ModelFactory
-from holdout.rules import RULES, Rule
+from holdout.rules import PRE_AGGREGATIONS, RULES, PreAggregation, Rule, compose
+from holdout.rules.rule import PreFunction, custom_rule
 from holdout.shares import write_share
-from holdout.voting import Gate, Quorum, Terms, approve_count
+from holdout.voting import VOTES, Gate, Quorum, Terms, tolerated_count
 
-VOTES = ("holdout-paper", "holdout")
-CENTRAL = "holdout-central"
-"""In mode `decentralized`: the same setting with a truthful server, for comparison."""
+PLUS = "+"
+"""Between the parts of a composed rule, as in "nnm+krum"."""
 NEED_PATH = ("idx", "npz")
 TRAINING_ROWS = {"mnist": 60_000, "cifar10": 50_000, "mnist-5k": 4_000}
 
 
 def terms_of(config: Config, rule: str) -> Terms:
     """The terms of the vote that a rule's name stands for."""
-    if rule == "holdout-paper":
+    terms = VOTES[rule].terms(config.federation.f)
+    if VOTES[rule].is_fixed:
         # Without a server the bound is part of the chain, whatever the ballots look like.
-        return replace(Terms.paper(config.federation.f), bound=is_decentralized(config, rule))
-    return Terms(
-        config.federation.f,
+        return replace(terms, bound=terms.bound or is_decentralized(config, rule))
+    return replace(
+        terms,
         gate=Gate(config.vote.gate),
         quorum_kind=Quorum(config.vote.quorum),
         bound=config.vote.bound,
@@ -47,34 +48,41 @@ def terms_of(config: Config, rule: str) -> Terms:
 
 def is_decentralized(config: Config, rule: str) -> bool:
     """Whether the rule is run without a server; the unattacked mean never is."""
-    return config.federation.mode == "decentralized" and rule in VOTES
+    serverless = rule in VOTES and not VOTES[rule].has_server
+    return config.federation.mode == "decentralized" and serverless
 
 
 class Lookups:
     """Look-ups that collect problems instead of raising them."""
 
-    def __init__(self, parsed: Parsed, own: Plugins) -> None:
+    def __init__(self, parsed: Parsed, plugins: Plugins) -> None:
         self.config = parsed.config
         self.wrong = parsed.wrong
-        self.own = own
+        self.plugins = plugins
         self.problems: list[str] = []
 
-    def own_names(self) -> None:
-        """A name that is taken would tell results of different rules apart no more."""
-        taken = {*RULES, *VOTES, CENTRAL}
+    def check_custom_names(self) -> None:
+        """Refuse names with which the results of two rules could not be told apart."""
+        custom = self.plugins.rules
         self.problems.extend(
-            f"own rule {name!r}: the name is taken by a built-in rule"
-            for name in self.own.rules
-            if name in taken
+            f"custom rule {name!r}: the name is taken by a built-in rule"
+            for name in custom
+            if name in RULES or name in VOTES
+        )
+        self.problems.extend(
+            f"custom rule {name!r}: a name must not hold {PLUS!r}, which composes"
+            for name in custom
+            if PLUS in name
         )
         listed = self.config.experiment.rules
+        used = {rule.rpartition(PLUS)[2] for rule in listed}
         self.problems.extend(
-            f"own rule {name!r}: experiment.rules must list it; got {listed}"
-            for name in self.own.rules
-            if name not in listed and "experiment.rules" not in self.wrong
+            f"custom rule {name!r}: experiment.rules must list it; got {listed}"
+            for name in custom
+            if name not in used and "experiment.rules" not in self.wrong
         )
-        if self.own.attack is not None and self.config.attack.name == NO_ATTACK:
-            self.problems.append(f"own attack {NO_ATTACK!r}: the name means that nobody lies")
+        if self.plugins.attack is not None and self.config.attack.name == NO_ATTACK:
+            self.problems.append(f"custom attack {NO_ATTACK!r}: the name means that nobody lies")
 
     def curves(self) -> list[tuple[Curve, int]]:
         """Each rule under the attack, and the upper bound, with its seed."""
@@ -96,14 +104,14 @@ class Lookups:
     def factory(self) -> ModelFactory:
         """What makes the model."""
         name = self.config.model.name
-        if self.own.model is not None:
-            return self.own.model
+        if self.plugins.model is not None:
+            return self.plugins.model
         return self._look_up("model.name", name, MODELS) or MODELS["mlp"]
 
     def data_name(self) -> None:
         """The data set must exist, and be large enough."""
         name, known = self.config.data.name, dict.fromkeys(NAMES)
-        if self.own.data is None:
+        if self.plugins.data is None:
             if ":" in name:
                 self._resolve("data.name", name)
             elif name not in known:
@@ -111,32 +119,53 @@ class Lookups:
             elif name in NEED_PATH and not self.config.data.path and "data.path" not in self.wrong:
                 self.problems.append(f"data.name = {name!r}: data.path must say where the data is")
         rows, limit = self.config.data.samples_per_worker, TRAINING_ROWS.get(name)
-        if self.own.data is None and limit is not None and rows > limit:
+        if self.plugins.data is None and limit is not None and rows > limit:
             self.problems.append(
                 f"data.samples_per_worker = {rows}: at most the {limit} training rows of {name}"
             )
 
     def _method(self, rule: str) -> Rule | Terms | None:
-        if rule in VOTES:
+        decentralized = self.config.federation.mode == "decentralized"
+        if rule in VOTES and (decentralized or not VOTES[rule].has_server):
             return terms_of(self.config, rule)
-        if self.config.federation.mode == "decentralized":
-            if rule == CENTRAL:
-                return terms_of(self.config, rule)
+        if decentralized:
             self._no_server(rule)
             return None
-        if rule in self.own.rules:
-            return self.own.rules[rule]
-        found: Rule | None = self._look_up("experiment.rules", rule, RULES, also=VOTES)
-        if found is not None and rule in RULES:
+        *front, last = rule.split(PLUS)
+        found = self._rule(rule, last)
+        for name in reversed(front):
+            pre = self._pre_aggregation(rule, name)
+            found = compose(pre, found) if pre is not None and found is not None else None
+        if found is not None and last in RULES:
             self._check_feasible(rule, found)
+        return found
+
+    def _rule(self, rule: str, name: str) -> Rule | None:
+        """The rule at the end of a composed name."""
+        if name in self.plugins.rules:
+            return custom_rule(self.plugins.rules[name], name)
+        found = self._look_up(
+            "experiment.rules", name, RULES, also=_votes(has_server=False), written=rule
+        )
+        return found if found is None or name in RULES else custom_rule(found, name)
+
+    def _pre_aggregation(self, rule: str, name: str) -> PreAggregation | PreFunction | None:
+        key, known = "experiment.rules", PRE_AGGREGATIONS
+        if ":" not in name and name not in known and key not in self.wrong:
+            self.problems.append(
+                f"{key} = {rule!r}: {name!r} is no pre-aggregation; there are {', '.join(known)} "
+                'or "package.module:name"'
+            )
+            return None
+        found: PreAggregation | PreFunction | None = self._look_up(key, name, known, written=rule)
         return found
 
     def _no_server(self, rule: str) -> None:
         if "experiment.rules" not in self.wrong:
             self.problems.append(
                 f"experiment.rules = {rule!r}: not in federation.mode = 'decentralized', where "
-                f"workers vote; there are {', '.join(VOTES)} and, with a server for comparison, "
-                f"{CENTRAL}"
+                f"workers vote; there are {', '.join(_votes(has_server=False))} and, with a server "
+                f"for comparison, {', '.join(_votes(has_server=True))}"
             )
 
     def _check_feasible(self, rule: str, function: Rule) -> None:
@@ -147,7 +176,7 @@ class Lookups:
         if f >= Fraction(1, 2):  # Refused already, whatever the rule.
             return
         try:
-            function(torch.zeros(n, 1), f=n - approve_count(n, f))
+            function(torch.zeros(n, 1), f=tolerated_count(n, f))
         except InfeasibleError as error:
             self.problems.append(
                 f"experiment.rules = {rule!r}: infeasible with federation.proposers = {n} and "
@@ -156,9 +185,9 @@ class Lookups:
 
     def _attack(self) -> Attack | None:
         settings = self.config.attack
-        if self.own.attack is not None:
+        if self.plugins.attack is not None:
             self._no_parameters(settings.parameters)
-            return self.own.attack
+            return self.plugins.attack
         if settings.name == NO_ATTACK:
             self._no_parameters(settings.parameters)
             return None
@@ -172,14 +201,14 @@ class Lookups:
         }
         if settings.name in ATTACKS:
             return self._built_in_attack(kind, common, settings.parameters)
-        return self._own_attack(kind, common, settings.parameters)
+        return self._custom_attack(kind, common, settings.parameters)
 
     def _built_in_attack(
-        self, kind: Callable[..., Attack], common: Mapping[str, Any], own: Mapping[str, Any]
+        self, kind: Callable[..., Attack], common: Mapping[str, Any], extra: Mapping[str, Any]
     ) -> Attack | None:
         fields = get_type_hints(kind)
-        self._no_parameters({k: v for k, v in own.items() if k not in fields}, known=fields)
-        given = {k: v for k, v in {**common, **own}.items() if k in fields}
+        self._no_parameters({k: v for k, v in extra.items() if k not in fields}, known=fields)
+        given = {k: v for k, v in {**common, **extra}.items() if k in fields}
         before = len(self.problems)
         for key, value in given.items():
             try:
@@ -189,23 +218,23 @@ class Lookups:
                 self.problems.append(f"attack.{key} = {value!r}: {message}")
         return kind(**given) if len(self.problems) == before else None
 
-    def _own_attack(
-        self, kind: Callable[..., Any], common: Mapping[str, Any], own: Mapping[str, Any]
+    def _custom_attack(
+        self, kind: Callable[..., Any], common: Mapping[str, Any], extra: Mapping[str, Any]
     ) -> Attack | None:
         """A class is made with its parameters; a function is called with them and the view."""
         try:
             fields = inspect.signature(kind).parameters
         except ValueError:  # Some built-in types do not tell.
             fields = MappingProxyType({})
-        self._no_parameters({k: v for k, v in own.items() if k not in fields}, known=fields)
-        given = {k: v for k, v in {**common, **own}.items() if k in fields}
+        self._no_parameters({k: v for k, v in extra.items() if k not in fields}, known=fields)
+        given = {k: v for k, v in {**common, **extra}.items() if k in fields}
         if not isinstance(kind, type):
             return partial(kind, **given) if given else kind
         made: Attack | None = self._made("attack.name", self.config.attack.name, kind, given)
         return made
 
     def _made(self, key: str, name: str, kind: type, given: Mapping[str, Any]) -> Any:
-        """An object of an own class, which must be callable with a view."""
+        """An object of a custom class, which must be callable with a view."""
         try:
             made = kind(**given)
         except Exception as error:  # noqa: BLE001
@@ -217,8 +246,8 @@ class Lookups:
         return made
 
     def _ballot_attack(self) -> BallotAttack:
-        if self.own.ballots is not None:
-            return self.own.ballots
+        if self.plugins.ballots is not None:
+            return self.plugins.ballots
         name = self.config.attack.voters
         found = self._look_up("attack.voters", name, BALLOT_ATTACKS)
         if isinstance(found, type):
@@ -236,14 +265,21 @@ class Lookups:
         )
 
     def _look_up(
-        self, key: str, name: str, known: Mapping[str, Any], *, also: Sequence[str] = ()
+        self,
+        key: str,
+        name: str,
+        known: Mapping[str, Any],
+        *,
+        also: Sequence[str] = (),
+        written: str | None = None,
     ) -> Any:
+        """What a name stands for; `written` is what the config says, if that is more."""
         if key in self.wrong:
             return None
         if ":" in name:
             return self._resolve(key, name)
         if name not in known:
-            self._unknown(key, name, {**known, **dict.fromkeys(also)})
+            self._unknown(key, written or name, {**known, **dict.fromkeys(also)})
             return None
         return known[name]
 
@@ -262,3 +298,7 @@ class Lookups:
             self.problems.append(f"{key} = {name!r}: must be callable; got {type(found).__name__}")
             return None
         return found
+
+
+def _votes(*, has_server: bool) -> list[str]:
+    return [name for name, vote in VOTES.items() if vote.has_server is has_server]

@@ -1,25 +1,27 @@
-"""Many workers and one truthful server in one process (Algorithms 1 and 2, under attack).
+"""One round with a truthful server (Algorithm 2), read from top to bottom.
 
 `run_round` takes the state after round t - 1 to that after round t; nothing else changes, so a run
-can stop and go on after any round.
+can stop and go on after any round. What the server does with what it receives is in
+`holdout.rounds`; here are many workers in one process, those who lie included.
 """
 
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from holdout.errors import PluginError
-from holdout.federation.coalition import send_lies
-from holdout.federation.electorate import Judges
+from holdout.federation.coalition import lie_to_server
+from holdout.federation.electorate import VoterScores, electorate_of, score_voters
 from holdout.federation.plugin_calls import attempt, describe, guard
-from holdout.federation.round_setup import Curve, Federation, RoundSetup, State
+from holdout.federation.round_setup import MOMENTUM, RoundSetup, draw_round
+from holdout.federation.state import Curve, Federation, State
 from holdout.ids import ProposalId, WorkerId
+from holdout.kept import Kept, checked_copy, private_copy, takes
 from holdout.learning.training import evaluate
 from holdout.rounds import (
     AdmittedProposals,
@@ -30,187 +32,230 @@ from holdout.rounds import (
     apply_rule,
     bound_updates,
     conclude_vote,
-    count,
+    record_round,
 )
-from holdout.rules import Rule
-from holdout.voting import Terms, approve_count
+from holdout.rules import Rule, RuleContext
+from holdout.seeds import stream
+from holdout.voting import Terms, tolerated_count
 from holdout.workers import Worker, is_plain
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Ending:
-    """What came out of a round: the decision, and what it was made from."""
-
-    decision: Decision
-    admitted: AdmittedProposals
-    gamma: float | None
-    radius: float | None
-
-
 def run_round(federation: Federation, curve: Curve, state: State) -> tuple[RoundRecord, State]:
-    """One round: draw, propose, vote or aggregate, step, record."""
+    """Draw, propose, lie, admit, bound, vote or aggregate, step, record."""
     started = time.perf_counter()
-    stage = RoundSetup(federation, curve, state)
-    ending = _decide(stage)
-    next_state = _step(stage, ending)
-    record = _record(stage, ending, next_state)
+    # The server draws the proposers P_t and the voters C_t.
+    setup = draw_round(federation, curve, state)
+    # getUpdate: every honest proposer sends an update.
+    proposals = propose(setup)
+    scores = score_voters(setup)
+    # The coalition, which has seen them, sends its lies (Algorithm 4).
+    gamma = None
+    if setup.coalition:
+        proposals, gamma = _lie(setup, proposals, scores)
+    # What is missing, misshapen or not finite is out.
+    admitted = admit_proposals(proposals.received, dimension=len(state.weights))
+    # A vote bounds the updates; its voters judge them (getVotes), the server counts (A_Consensus).
+    # A baseline rule looks at the updates alone.
+    radius, rule_state = state.radius, state.rule_state
+    method = curve.method
+    if isinstance(method, Terms):
+        bounded = admitted
+        if method.bound:
+            bounded, radius = bound_updates(admitted, previous_radius=radius)
+        decision = _vote(setup, method, bounded, scores)
+    else:
+        decision, rule_state = _aggregate(setup, method, admitted)
+    # w_{t+1} = w_t - eta_t v_t.
+    next_state = replace(
+        _step(setup, decision),
+        radius=radius,
+        last_honest=last_honest(setup, admitted.valid),
+        rule_state=rule_state,
+        worker_states={**state.worker_states, **proposals.worker_states},
+    )
+    record = _record(setup, decision, admitted, next_state, gamma)
     record, next_state = evaluate_round(federation, record, next_state)
     return replace(record, seconds=round(time.perf_counter() - started, 6)), next_state
 
 
-def _decide(stage: RoundSetup) -> _Ending:
-    """From proposals to a decision."""
-    dimension = len(stage.state.weights)
-    received = honest_proposals(stage)
-    judges = stage.judges()
-    gamma = None
-    if stage.coalition:
-        honest = admit_proposals(received, dimension=dimension).valid
-        sent, gamma = send_lies(stage, honest, judges)
-        for place, update in zip(sorted(stage.coalition), sent, strict=True):
-            received[place] = update
-    admitted = admit_proposals(received, dimension=dimension)
-    method, radius = stage.curve.method, stage.state.radius
-    if not isinstance(method, Terms):
-        return _Ending(_apply_rule(stage, method, admitted), admitted, gamma, radius)
-    bounded = admitted
-    if method.bound:
-        bounded, radius = bound_updates(admitted, previous_radius=radius)
-    return _Ending(_vote(stage, method, bounded, judges), admitted, gamma, radius)
+@dataclass(frozen=True, slots=True, eq=False)
+class Proposals:
+    """What proposers send, by place, and what the workers keep of it."""
+
+    received: Sequence[object]
+    """None: the worker stays silent."""
+    worker_states: Mapping[WorkerId, Kept]
 
 
-def honest_proposals(stage: RoundSetup) -> list[object]:
-    """What honest proposers send, by place; None for Byzantine ones and those that crash."""
-    received: list[object] = [None] * len(stage.committee.proposers)
+def propose(setup: RoundSetup) -> Proposals:
+    """What honest proposers send; None for Byzantine ones and those that crash."""
+    received: list[object] = [None] * len(setup.committee.proposers)
     honest = {
-        place: stage.federation.workers[worker]
-        for place, worker in enumerate(stage.committee.proposers)
-        if worker not in stage.byzantine
+        place: setup.federation.workers[worker]
+        for place, worker in enumerate(setup.committee.proposers)
+        if worker not in setup.byzantine
     }
-    together = {p: w for p, w in honest.items() if is_plain(w)}
-    for place, update in zip(together, stage.propose(list(together.values())), strict=True):
+    together = {place: worker for place, worker in honest.items() if is_plain(worker)}
+    updates, states = setup.propose(list(together.values()))
+    for place, update in zip(together, updates, strict=True):
         received[place] = update
     for place, worker in honest.items():
         if place not in together:
-            received[place] = attempt(
-                partial(
-                    worker.propose,
-                    stage.state.weights.clone(),
-                    round_number=stage.number,
-                    learning_rate=stage.learning_rate,
-                )
-            )
-    return received
+            received[place] = _ask(setup, setup.committee.proposers[place], worker, states)
+    return Proposals(received, states)
 
 
-def _apply_rule(stage: RoundSetup, rule: Rule, admitted: AdmittedProposals) -> Decision:
-    n = len(admitted.valid)
-    f = n - approve_count(n, stage.federation.config.federation.f)
-    name = f"rule {stage.curve.rule!r}"
-    decision: Decision = guard(name, lambda: apply_rule(admitted, rule, name=stage.curve.rule, f=f))
-    update, wanted = decision.update, stage.state.weights.shape
-    if decision.outcome is not Outcome.STEP:
-        return decision
-    if not isinstance(update, Tensor) or update.shape != wanted or not update.is_floating_point():
-        raise PluginError(
-            f"{name} must return floats of shape {tuple(wanted)}; got {describe(update)}"
-        )
-    return replace(decision, update=update.detach().float())
+def _ask(
+    setup: RoundSetup, number: WorkerId, worker: Worker, states: dict[WorkerId, Kept]
+) -> object:
+    """A custom worker's update, None if it crashes; what it keeps goes into `states`."""
+    asked = partial(
+        worker.propose,
+        setup.state.weights.clone(),
+        round_number=setup.number,
+        learning_rate=setup.learning_rate,
+    )
+    if takes(asked, "state"):
+        kept = private_copy(setup.state.worker_states.get(number, {}))
+        momentum = {MOMENTUM: kept.pop(MOMENTUM)} if MOMENTUM in kept else {}
+        asked = partial(asked, state=kept)
+        update = attempt(asked)
+        states[number] = checked_copy(f"worker {number}", kept) | momentum
+    else:
+        update = attempt(asked)
+    valid = admit_proposals([update], dimension=len(setup.state.weights)).valid
+    return setup.with_momentum(number, valid[ProposalId(0)], states) if valid else update
 
 
-def _vote(stage: RoundSetup, terms: Terms, admitted: AdmittedProposals, judges: Judges) -> Decision:
+def _lie(
+    setup: RoundSetup, proposals: Proposals, scores: VoterScores
+) -> tuple[Proposals, float | None]:
+    """The proposals with the coalition's lies in place, and how strong they are."""
+    honest = admit_proposals(proposals.received, dimension=len(setup.state.weights)).valid
+    lies = lie_to_server(setup, honest, scores)
+    received = list(proposals.received)
+    for place, update in zip(sorted(setup.coalition), lies.sent, strict=True):
+        received[place] = update
+    states = {**proposals.worker_states, **lies.worker_states}
+    return Proposals(received, states), lies.gamma
+
+
+def _vote(
+    setup: RoundSetup, terms: Terms, admitted: AdmittedProposals, scores: VoterScores
+) -> Decision:
+    """Every voter judges the proposals, and the server counts what they send."""
     if not admitted.valid:
         return Decision(Outcome.NO_PROPOSALS)
     ids, updates = tuple(admitted.valid), admitted.stacked()
-    sent = stage.booth(terms).collect_ballots(
+    sent = electorate_of(setup, terms).collect_ballots(
         ids,
-        stage.coalition,
-        judges.sheet(ids, lambda scores: scores.losses(updates)),
-        others=_own_ballots(stage, terms, admitted.valid),
+        setup.coalition,
+        scores.marks(ids, lambda scores: scores.losses(updates)),
+        others={
+            voter: ask_to_vote(setup, worker, terms, admitted.valid)
+            for voter, worker in custom_voters(setup).items()
+        },
     )
-    return conclude_vote(admitted, sent, voters=stage.committee.voters, terms=terms)
+    return conclude_vote(admitted, sent, voters=setup.committee.voters, terms=terms)
 
 
-def _own_ballots(
-    stage: RoundSetup, terms: Terms, proposals: Mapping[ProposalId, Tensor]
-) -> dict[WorkerId, object]:
-    """What voters of the user's own kind send; None if they crash."""
+def custom_voters(setup: RoundSetup) -> dict[WorkerId, Worker]:
+    """The honest voters that are custom workers."""
+    workers = setup.federation.workers
+    voters = [v for v in setup.committee.voters if v not in setup.byzantine]
+    return {voter: workers[voter] for voter in voters if not is_plain(workers[voter])}
 
-    def ask(worker: Worker) -> list[ProposalId]:
+
+def ask_to_vote(
+    setup: RoundSetup, worker: Worker, terms: Terms, proposals: Mapping[ProposalId, Tensor]
+) -> list[ProposalId] | None:
+    """What a custom worker approves; None if it crashes."""
+
+    def ask() -> list[ProposalId]:
         ballot = worker.vote(
-            stage.state.weights.clone(),
+            setup.state.weights.clone(),
             {proposal: update.clone() for proposal, update in proposals.items()},
-            round_number=stage.number,
-            learning_rate=stage.learning_rate,
+            round_number=setup.number,
+            learning_rate=setup.learning_rate,
             terms=terms,
         )
         return list(ballot.approved)
 
-    return {
-        voter: attempt(partial(ask, worker))
-        for voter in stage.committee.voters
-        if voter not in stage.byzantine and not is_plain(worker := stage.federation.workers[voter])
-    }
+    answer: list[ProposalId] | None = attempt(ask)
+    return answer
 
 
-def _step(stage: RoundSetup, ending: _Ending) -> State:
+def _aggregate(
+    setup: RoundSetup, rule: Rule, admitted: AdmittedProposals
+) -> tuple[Decision, Mapping[str, Tensor]]:
+    """The rule over all valid updates, and what it keeps for the next round."""
+    name = f"rule {setup.curve.rule!r}"
+    context = RuleContext(
+        round_number=setup.number,
+        weights=setup.state.weights.clone(),
+        learning_rate=setup.learning_rate,
+        source=stream(setup.federation.seed, "rule", setup.number),
+        state=private_copy(setup.state.rule_state),
+    )
+    f = tolerated_count(len(admitted.valid), setup.federation.config.federation.f)
+    decision: Decision = guard(name, lambda: apply_rule(admitted, rule, f=f, context=context))
+    kept = checked_copy(name, context.state)
+    update, wanted = decision.update, setup.state.weights.shape
+    if decision.outcome is not Outcome.STEP:
+        return decision, kept
+    if not isinstance(update, Tensor) or update.shape != wanted or not update.is_floating_point():
+        raise PluginError(
+            f"{name} must return floats of shape {tuple(wanted)}; got {describe(update)}"
+        )
+    return replace(decision, update=update.detach().float()), kept
+
+
+def _step(setup: RoundSetup, decision: Decision) -> State:
     """w_{t+1} = w_t - eta_t * v_t, with the server's momentum if it has one."""
-    config, state = stage.federation.config, stage.state
-    weights, velocity = state.weights, state.velocity
-    direction = ending.decision.update
+    weights, velocity = setup.state.weights, setup.state.velocity
+    direction = decision.update
     if direction is not None:
-        if momentum := config.training.momentum:
+        if momentum := setup.federation.config.training.momentum:
             velocity = direction if velocity is None else momentum * velocity + direction
             direction = velocity
-        weights = weights - stage.learning_rate * direction
-    last_honest = None
-    if config.attack.knowledge == "last-round":
-        honest = [u for p, u in ending.admitted.valid.items() if p not in stage.coalition]
-        last_honest = torch.stack(honest) if honest else state.last_honest
+        weights = weights - setup.learning_rate * direction
     return State(
-        round=stage.number,
+        round=setup.number,
         weights=weights,
         velocity=velocity,
-        radius=ending.radius,
-        last_honest=last_honest,
         diverged=not bool(weights.isfinite().all()),
     )
 
 
-def _record(stage: RoundSetup, ending: _Ending, state: State) -> RoundRecord:
-    committee, byzantine, decision = stage.committee, stage.byzantine, ending.decision
-    terms = stage.terms
-    voters = committee.voters if terms else ()
-    ballots = [
-        list(decision.ballots[v].approved) if v in decision.ballots else None for v in voters
-    ]
-    selected: Any = decision.selection
-    return RoundRecord(
-        rule=stage.curve.rule,
-        attack=stage.curve.attack,
-        seed=stage.federation.seed,
-        round=stage.number,
-        accuracy=None,
-        loss=None,
-        worst_class_recall=None,
-        gamma=ending.gamma,
-        proposers=committee.proposers,
-        voters=voters,
-        byzantine_workers=sorted(byzantine.intersection({*committee.proposers, *voters})),
-        byzantine_proposers=len(stage.coalition),
-        byzantine_voters=len(byzantine.intersection(voters)),
-        byzantine_selected=None
-        if selected is None
-        else len(stage.coalition.intersection(selected)),
-        ballots=ballots if terms else None,
-        selection=selected,
-        approve_count=decision.approve_count,
-        quorum=decision.quorum,
+def last_honest(setup: RoundSetup, valid: Mapping[ProposalId, Tensor]) -> Tensor | None:
+    """The honest updates, kept only for an attacker that knows those of the last round."""
+    if setup.federation.config.attack.knowledge != "last-round":
+        return None
+    honest = [update for p, update in valid.items() if p not in setup.coalition]
+    return torch.stack(honest) if honest else setup.state.last_honest
+
+
+def _record(
+    setup: RoundSetup,
+    decision: Decision,
+    admitted: AdmittedProposals,
+    state: State,
+    gamma: float | None,
+) -> RoundRecord:
+    terms = setup.curve.terms
+    return record_round(
+        rule=setup.curve.rule,
+        attack=setup.curve.attack,
+        seed=setup.federation.seed,
+        round_number=setup.number,
+        committee=setup.committee,
+        byzantine=setup.byzantine,
+        decision=replace(decision, outcome=Outcome.DIVERGED) if state.diverged else decision,
+        proposal_faults=[fault.value for fault in admitted.faults.values()],
+        ballot_faults=decision.ballot_faults,
+        is_vote=terms is not None,
+        gamma=gamma,
         radius=state.radius if terms and terms.bound else None,
-        outcome=Outcome.DIVERGED if state.diverged else decision.outcome,
-        rejected_proposals=count(fault.value for fault in ending.admitted.faults.values()),
-        rejected_ballots=count(decision.ballot_faults),
-        seconds=0.0,
     )
 
 

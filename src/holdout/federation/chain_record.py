@@ -14,14 +14,13 @@ from holdout.agreement.messages import BallotMessage, Finished, Kind
 from holdout.agreement.params import Mode, Params
 from holdout.errors import InvalidMessage
 from holdout.federation.cluster_learning import RoundLearning
-from holdout.federation.round_setup import RoundSetup, State
-from holdout.ids import Digest, ProposalId, WorkerId
-from holdout.rounds import Outcome, RoundRecord, count
+from holdout.federation.round_setup import RoundSetup
+from holdout.federation.state import State
+from holdout.ids import Digest, WorkerId
+from holdout.rounds import Decision, Outcome, RoundRecord, count, record_round
 from holdout.simulator.cluster import Cluster
 from holdout.simulator.nodes import SimulatedNode
-
-TOO_FEW_BALLOTS = "too-few-ballots"
-"""The outcome of a round whose block held fewer than M_min ballots."""
+from holdout.voting import Approvals
 
 CONVICTED = "convicted"
 """A ballot that does not count because its voter, by the block's evidence, sent two."""
@@ -93,50 +92,41 @@ class Played:
 
 
 def record_of(
-    stage: RoundSetup, learning: RoundLearning, played: Played, params: Params
+    setup: RoundSetup, learning: RoundLearning, played: Played, params: Params
 ) -> AgreedRecord:
-    """The round in the terms that every report is made of; seconds and accuracy come later."""
-    block, committee, byzantine = played.block, stage.committee, stage.byzantine
-    proposers, voters = committee.proposers, committee.voters
-    places = learning.places
+    """The round as every report reads it; seconds and accuracy come later."""
+    block, voters, places = played.block, setup.committee.voters, learning.places
     ballots = _counted(block)
-    selection = sorted(places[WorkerId(worker)] for worker, _ in block.selection)
-    liars = {ProposalId(p) for p, worker in enumerate(proposers) if worker in byzantine}
     twice = [e.worker for e in _convictions(block) if e.kind is Kind.BALLOT]
     absent = [MISSING for v in voters if v not in ballots and v not in twice]
-    approve_count = params.approve_count(len(block.updates))
-    return AgreedRecord(
-        rule=stage.curve.rule,
-        attack=stage.curve.attack,
-        seed=stage.federation.seed,
-        round=stage.number,
-        accuracy=None,
-        loss=None,
-        worst_class_recall=None,
-        gamma=learning.sent.gamma,
-        proposers=proposers,
-        voters=voters,
-        byzantine_workers=sorted(byzantine.intersection({*proposers, *voters})),
-        byzantine_proposers=len(liars),
-        byzantine_voters=len(byzantine.intersection(voters)),
-        byzantine_selected=len(liars.intersection(selection)),
-        ballots=[
-            sorted(places[WorkerId(e.proposer)] for e in ballots[v].entries)
-            if v in ballots
-            else None
-            for v in voters
-        ],
-        selection=selection,
-        approve_count=approve_count,
+    named = {
+        voter: Approvals(tuple(sorted(places[WorkerId(e.proposer)] for e in ballot.entries)))
+        for voter, ballot in ballots.items()
+    }
+    decision = Decision(
+        outcome=_outcome(block, params),
+        selection=tuple(sorted(places[WorkerId(worker)] for worker, _ in block.selection)),
+        ballots=named,
+        approve_count=params.approve_count(len(block.updates)),
         # Of completed ballots; an exact share of their number, so the whole number above it.
         quorum=params.approve_count(len(ballots)),
-        radius=stage.state.radius,
-        outcome=_outcome(block, params),
-        rejected_proposals=count(learning.sent.faults),
-        rejected_ballots=count([*absent, *[CONVICTED] * len(twice)]),
-        seconds=0.0,
-        agreement=_agreed(played, params),
     )
+    record = record_round(
+        rule=setup.curve.rule,
+        attack=setup.curve.attack,
+        seed=setup.federation.seed,
+        round_number=setup.number,
+        committee=setup.committee,
+        byzantine=setup.byzantine,
+        decision=decision,
+        proposal_faults=learning.sent.faults,
+        ballot_faults=[*absent, *[CONVICTED] * len(twice)],
+        is_vote=True,
+        gamma=learning.sent.gamma,
+        radius=setup.state.radius,
+    )
+    fields = {name: getattr(record, name) for name in RoundRecord.__dataclass_fields__}
+    return AgreedRecord(**fields, agreement=_agreed(played, params))
 
 
 def _counted(block: Block) -> dict[WorkerId, BallotMessage]:
@@ -159,13 +149,13 @@ def _convictions(block: Block) -> list[_Conviction]:
     return found
 
 
-def _outcome(block: Block, params: Params) -> str:
+def _outcome(block: Block, params: Params) -> Outcome:
     if block.header.kind is BlockKind.STEP:
         return Outcome.STEP
     if not block.updates:
         return Outcome.NO_PROPOSALS
     few = len(_counted(block)) < params.ballots_min
-    return TOO_FEW_BALLOTS if few else Outcome.EMPTY_SELECTION
+    return Outcome.TOO_FEW_BALLOTS if few else Outcome.EMPTY_SELECTION
 
 
 def _agreed(played: Played, params: Params) -> Agreed:

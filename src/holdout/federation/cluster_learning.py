@@ -1,29 +1,34 @@
 """What workers learn with in a round without a server: real gradients and real holdout losses.
 
-Every simulated worker is asked for its own gradient and its own ballot when its player wants them.
-Nothing is computed twice, though: all honest gradients are computed together when the first one is
-asked for, and so are all honest voters' losses of the same candidates. The coalition's lies come
-from here too: an omniscient one sees the honest gradients before it sends its own.
+Every simulated worker is asked for its gradient and its ballot when its player wants them. Nothing
+is computed twice, though: all honest gradients are computed together when the first one is asked
+for, and so are all honest voters' losses of the same candidates.
+
+The coalition's lies come from here too. As with a server, the attacker rehearses the vote with all
+that it will see; but here ballots are counted as a block's are (short ones completed, a floor under
+the approvals), and the radius is the chain's, which no lie of this round can move.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from functools import cached_property, partial
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import TypeGuard
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from holdout.agreement import aggregate
+from holdout.agreement import aggregate, counting
 from holdout.agreement.events import Combine, Judge, Propose
-from holdout.agreement.params import Params
+from holdout.agreement.params import Params, TallyRule
 from holdout.errors import MisuseError
-from holdout.federation.block_rehearsal import tell_lies
-from holdout.federation.central import honest_proposals
-from holdout.federation.electorate import Sheet
-from holdout.federation.plugin_calls import attempt
+from holdout.federation.central import Proposals, ask_to_vote, propose
+from holdout.federation.coalition import Lies, gather, tell_lies
+from holdout.federation.electorate import MarksOf, electorate_of, score_voters
 from holdout.federation.round_setup import RoundSetup
+from holdout.federation.vote_rehearsal import DeployedVote
 from holdout.ids import Digest, ProposalId, WorkerId
+from holdout.kept import Kept
 from holdout.rounds import admit_proposals, norm, shrink
 from holdout.simulator.toy_learners import Learner
 from holdout.voting import Terms
@@ -43,6 +48,47 @@ class Sent:
     """What is wrong with those that are not valid gradients."""
     gamma: float | None
     """The strength of the lies, if they have one."""
+    worker_states: Mapping[WorkerId, Kept]
+    """What workers keep of it."""
+
+
+@dataclass(frozen=True, slots=True)
+class BlockTally:
+    """The tally of a block, as the attacker runs it."""
+
+    params: Params
+    chain_radius: float | None
+
+    def selected(
+        self, sent: Sequence[tuple[WorkerId, object]], proposals: tuple[ProposalId, ...]
+    ) -> Collection[ProposalId]:
+        """What a block with these ballots selects."""
+        ballots = [names for _, names in sent if _is_ballot(names, proposals)]
+        if len(ballots) < self.params.ballots_min:
+            return ()
+        counts = counting.tally(ballots, updates=proposals, params=self.params)
+        return [ProposalId(count.proposer) for count in counts if count.passes]
+
+    def radius(self, lengths: Sequence[float]) -> float | None:
+        """The chain's, whatever is sent."""
+        del lengths
+        return self.chain_radius
+
+    def can_stop_early(self, passing: str) -> bool:
+        """Not if every copy counts: completing a short ballot gives a share to every copy.
+
+        A full ballot gives none to the copies that it leaves out, so it may be worse for the lie
+        than a short one that names fewer of them.
+        """
+        return passing != "all" or self.params.tally is not TallyRule.COMPLETION
+
+
+def _is_ballot(names: object, known: tuple[ProposalId, ...]) -> TypeGuard[Sequence[ProposalId]]:
+    """Whether it will be in a block: empty ones are not sent, unknown names are waited for."""
+    if not isinstance(names, list | tuple) or not names:
+        return False
+    plain = all(type(name) is int and name in known for name in names)
+    return plain and len(set(names)) == len(names)
 
 
 class RoundLearning:
@@ -53,18 +99,18 @@ class RoundLearning:
         places: The id of each proposer's proposal: its place among those drawn.
     """
 
-    def __init__(self, stage: RoundSetup, params: Params, double: frozenset[WorkerId]) -> None:
-        """Of a stage with the draw of this round, in which some liars sign everything twice."""
-        if stage.terms is None:
+    def __init__(self, setup: RoundSetup, params: Params) -> None:
+        """Of a round whose lots are drawn; liars that act apart sign everything twice."""
+        if setup.curve.terms is None:
             raise MisuseError("without a server only a vote can decide")
-        self.terms: Terms = stage.terms
-        self.places = {w: ProposalId(i) for i, w in enumerate(stage.committee.proposers)}
-        self._stage, self._params, self._double = stage, params, double
-        self._judges = stage.judges()
-        self._booth = stage.booth(self.terms)
-        self._sheets: dict[tuple[Digest, ...], Sheet] = {}
+        self.terms: Terms = setup.curve.terms
+        self.places = {w: ProposalId(i) for i, w in enumerate(setup.committee.proposers)}
+        self._setup, self._params = setup, params
+        self._scores = score_voters(setup)
+        self._electorate = electorate_of(setup, self.terms)
+        self._marks: dict[tuple[Digest, ...], MarksOf] = {}
         self._read: dict[Digest, Tensor | None] = {}
-        self._coalition = frozenset(p for w, p in self.places.items() if w in stage.byzantine)
+        self._lies = frozenset(p for w, p in self.places.items() if w in setup.byzantine)
 
     def __call__(self, worker: int, life: int) -> Learner:
         """The learning of one worker, the same after a restart."""
@@ -74,38 +120,55 @@ class RoundLearning:
     # -- proposing -----------------------------------------------------------------------------
 
     @cached_property
+    def _proposals(self) -> Proposals:
+        return propose(self._setup)
+
+    @cached_property
     def honest(self) -> dict[ProposalId, Tensor]:
         """The valid updates of honest proposers, as everybody will read them."""
-        received = honest_proposals(self._stage)
+        received = self._proposals.received
         admitted = admit_proposals(received, dimension=self._params.dimension)
         return {p: from_payload(to_payload(update)) for p, update in admitted.valid.items()}
 
     @cached_property
     def sent(self) -> Sent:
         """What every proposer announces, the liars included."""
-        stage = self._stage
+        setup, states = self._setup, dict(self._proposals.worker_states)
         received: list[object] = [self.honest.get(place) for place in self.places.values()]
         gamma = None
-        if stage.coalition:
-            lies, gamma = tell_lies(
-                stage, self._params, self.honest, self._judges, silenced=self._double
-            )
-            for place, update in zip(sorted(stage.coalition), lies, strict=True):
+        if setup.coalition:
+            lies = self._tell_lies()
+            gamma = lies.gamma
+            states |= lies.worker_states
+            for place, update in zip(sorted(setup.coalition), lies.sent, strict=True):
                 received[place] = update
-        caught = [w for w in self.places if w in self._double]
-        for worker, update in zip(caught, stage.propose(stage.as_honest(caught)), strict=True):
+        caught = [worker for worker in self.places if worker in setup.apart]
+        updates, kept = setup.propose(setup.honest_part(caught))
+        states |= kept
+        for worker, update in zip(caught, updates, strict=True):
             received[self.places[worker]] = update
-        faults = [
-            fault.value
-            for place, fault in admit_proposals(
-                received, dimension=self._params.dimension
-            ).faults.items()
-        ]
+        admitted = admit_proposals(received, dimension=self._params.dimension)
+        faults = [fault.value for fault in admitted.faults.values()]
         payloads = _distinct(received, self._params)
         faults += [OUT_OF_RANGE] * sum(
             data is not None and _is_too_large(data, self._params) for data in payloads
         )
-        return Sent(dict(zip(self.places, payloads, strict=True)), faults, gamma)
+        return Sent(dict(zip(self.places, payloads, strict=True)), faults, gamma, states)
+
+    def _tell_lies(self) -> Lies:
+        """What liars that keep to one version send; the ballots of those caught do not count."""
+        setup, electorate = self._setup, self._electorate
+        coalition = gather(setup, self.honest, self._scores)
+        heard = tuple(voter for voter in electorate.voters if voter not in setup.apart)
+        deployed = DeployedVote(
+            electorate=replace(electorate, voters=heard),
+            scores=coalition.scores,
+            honest=coalition.guessed,
+            copies=coalition.copies,
+            passing=setup.federation.config.attack.passing,
+            tally=BlockTally(self._params, setup.state.radius),
+        )
+        return tell_lies(coalition, deployed)
 
     # -- judging -------------------------------------------------------------------------------
 
@@ -116,24 +179,17 @@ class RoundLearning:
             if self._update(candidate.payload, data, job.radius) is not None:
                 places[self.places[WorkerId(candidate.proposer)]] = place
         ids = tuple(places)
-        sheet = self._sheet(ids, [job.candidates[place].payload for place in places.values()])
+        marks_of = self._marks_of(ids, [job.candidates[place].payload for place in places.values()])
         names: object
-        if voter in self._stage.byzantine:
-            coalition = self._coalition.intersection(ids)
-            names = self._booth.byzantine_ballot(voter, ids, coalition, sheet)
-        elif is_plain(worker := self._stage.federation.workers[voter]):
-            names = self._booth.honest_ballot(voter, ids, sheet).approved
+        if voter in self._setup.byzantine:
+            lies = self._lies.intersection(ids)
+            names = self._electorate.byzantine_ballot(voter, ids, lies, marks_of)
+        elif is_plain(worker := self._setup.federation.workers[voter]):
+            names = self._electorate.honest_ballot(voter, ids, marks_of).approved
         else:
             updates = {p: self._read[job.candidates[i].payload] for p, i in places.items()}
-            ask = partial(
-                worker.vote,
-                self._stage.state.weights.clone(),
-                {p: update.clone() for p, update in updates.items() if update is not None},
-                round_number=self._stage.number,
-                learning_rate=self._stage.learning_rate,
-                terms=self.terms,
-            )
-            names = attempt(lambda: list(ask().approved))
+            valid = {p: update for p, update in updates.items() if update is not None}
+            names = ask_to_vote(self._setup, worker, self.terms, valid)
         # A plug-in may name anything; what is no candidate says nothing.
         given = names if isinstance(names, list | tuple) else ()
         return tuple(sorted({place for name, place in places.items() if name in given}))
@@ -146,20 +202,20 @@ class RoundLearning:
             self._read[payload] = update if update is None else _bounded(update, radius)
         return self._read[payload]
 
-    def _sheet(self, ids: tuple[ProposalId, ...], payloads: Sequence[Digest]) -> Sheet:
+    def _marks_of(self, ids: tuple[ProposalId, ...], payloads: Sequence[Digest]) -> MarksOf:
         """The losses of these candidates; voters who hold the same ones share the computation."""
         key = tuple(payloads)
-        if key not in self._sheets:
+        if key not in self._marks:
             updates = [update for p in payloads if (update := self._read[p]) is not None]
-            self._sheets[key] = self._judges.sheet(
+            self._marks[key] = self._scores.marks(
                 ids, lambda scores: scores.losses(torch.stack(updates))
             )
-        return self._sheets[key]
+        return self._marks[key]
 
     @property
     def number(self) -> int:
         """Which round it is."""
-        return self._stage.number
+        return self._setup.number
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -171,7 +227,7 @@ class _WorkerLearning:
 
     def propose(self, job: Propose, model: bytes) -> bytes | None:
         """Its update, or the coalition's."""
-        del model  # The stage holds its numbers.
+        del model  # The setup holds its numbers.
         # Who is first to commit begins the next round, which is played elsewhere.
         sent = self.round.sent.payloads if job.round == self.round.number else {}
         return sent.get(self.worker)

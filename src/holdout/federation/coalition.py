@@ -1,7 +1,7 @@
 """The coalition's side of a round: what Byzantine proposers know, and what they send."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache, partial
 
 import torch
@@ -9,122 +9,141 @@ from torch import Tensor
 
 from holdout.attacks import Deployed, DeployedRule, Lie, View
 from holdout.errors import MisuseError, PluginError
-from holdout.federation.electorate import Judges
+from holdout.federation.electorate import VoterScores, electorate_of, score_voters
 from holdout.federation.plugin_calls import describe, guard
 from holdout.federation.round_setup import RoundSetup
-from holdout.federation.vote_rehearsal import DeployedVote
-from holdout.ids import ProposalId
+from holdout.federation.vote_rehearsal import DeployedVote, ServerTally
+from holdout.ids import ProposalId, WorkerId
+from holdout.kept import Kept
+from holdout.rules import RULES
 from holdout.seeds import stream
-from holdout.voting import approve_count
+from holdout.voting import Terms, tolerated_count
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Knowledge:
-    """What the coalition goes by: for an omniscient one the truth, else its best guess."""
+class Lies:
+    """What the coalition's proposers send, in id order."""
 
-    known: Tensor
-    """Honest updates that it has seen."""
-    guessed: Mapping[ProposalId, Tensor]
-    """What it takes for this round's honest proposals."""
-    judges: Judges
-    """Whose data it tries proposals on."""
+    sent: Sequence[object]
+    gamma: float | None
+    """Their strength, if the attack has one."""
+    worker_states: Mapping[WorkerId, Kept] = field(default_factory=dict)
+    """What the liars keep of the honest work that they do in secret."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Plot:
+class Coalition:
     """All that the coalition has in hand when it chooses its lie."""
 
+    setup: RoundSetup
     copies: tuple[ProposalId, ...]
-    """The places of its proposers."""
-    knowledge: Knowledge
-    own_updates: Callable[[], Tensor]
-    """What its proposers would send if they were honest."""
-    standing: Tensor
-    """The guessed honest proposals, one in a row."""
-    f: int
-    """How many proposals a rule is to stand."""
+    """The ids under which it sends its lie."""
+    known: Tensor
+    """Honest updates that it has seen, one in a row."""
+    guessed: Mapping[ProposalId, Tensor]
+    """What it takes for this round's honest proposals: the truth, if it is omniscient."""
+    scores: VoterScores
+    """What it takes for the voters' opinions: the truth, or those of its members."""
+    own_updates: Callable[[], tuple[Tensor, Mapping[WorkerId, Kept]]]
+    """What its proposers would send and keep if they were honest."""
+
+    @property
+    def standing(self) -> Tensor:
+        """The guessed honest proposals, one in a row."""
+        guessed = list(self.guessed.values())
+        return torch.stack(guessed) if guessed else self.known[:0]
+
+    @property
+    def f(self) -> int:
+        """How many lies a rule is told to stand."""
+        n = len(self.guessed) + len(self.copies)
+        return tolerated_count(n, self.setup.federation.config.federation.f)
 
 
-def plot_lies(stage: RoundSetup, honest: Mapping[ProposalId, Tensor], judges: Judges) -> Plot:
-    """Gather what the coalition knows in this round."""
-    copies = tuple(sorted(stage.coalition))
+def gather(
+    setup: RoundSetup, honest: Mapping[ProposalId, Tensor], scores: VoterScores
+) -> Coalition:
+    """Gather what the coalition knows in this round, given the honest updates and scores."""
+    copies = tuple(sorted(setup.coalition))
 
     @cache
-    def own_updates() -> Tensor:
-        return stage.propose(stage.as_honest([stage.committee.proposers[p] for p in copies]))
+    def own_updates() -> tuple[Tensor, Mapping[WorkerId, Kept]]:
+        liars = [setup.committee.proposers[place] for place in copies]
+        return setup.propose(setup.honest_part(liars))
 
-    if stage.federation.config.attack.knowledge == "omniscient":
-        known = torch.stack(list(honest.values())) if honest else own_updates()
-        knowledge = Knowledge(known, honest, judges)
+    guessed = honest
+    if setup.federation.config.attack.knowledge == "omniscient":
+        known = torch.stack(list(honest.values())) if honest else own_updates()[0]
     else:
-        knowledge = _limited(stage, honest)
-    n = len(knowledge.guessed) + len(copies)
-    guessed = list(knowledge.guessed.values())
-    standing = torch.stack(guessed) if guessed else knowledge.known[:0]
-    f = n - approve_count(n, stage.federation.config.federation.f)
-    return Plot(copies, knowledge, own_updates, standing, f)
+        known, guessed, scores = _guess(setup, honest)
+    return Coalition(setup, copies, known, guessed, scores, own_updates)
 
 
-def send_lies(
-    stage: RoundSetup, honest: Mapping[ProposalId, Tensor], judges: Judges
-) -> tuple[list[object], float | None]:
-    """What the coalition's proposers send, in id order, and the strength of it if it has one."""
-    plot = plot_lies(stage, honest, judges)
-    copies = plot.copies
-    deployed: Deployed = DeployedRule(stage.curve.rule, plot.standing, len(copies), plot.f)
-    if stage.terms is not None:
-        deployed = DeployedVote(
-            booth=stage.booth(stage.terms),
-            judges=plot.knowledge.judges,
-            honest=plot.knowledge.guessed,
-            copies=copies,
-            previous_radius=stage.state.radius,
-            passing=stage.federation.config.attack.passing,
-        )
-    return carry_out(stage, plot, deployed)
+def _guess(
+    setup: RoundSetup, honest: Mapping[ProposalId, Tensor]
+) -> tuple[Tensor, Mapping[ProposalId, Tensor], VoterScores]:
+    """Its members' gradients, or last round's, and its members' data to try them on."""
+    members = setup.honest_part(sorted(setup.byzantine))
+    known = setup.state.last_honest
+    # In round 1 there is no last round yet.
+    if setup.federation.config.attack.knowledge != "last-round" or known is None:
+        known, _ = setup.propose(members)
+    voters = enumerate(setup.committee.voters)
+    stand_ins = {voter: members[i % len(members)] for i, voter in voters}
+    guessed = {p: known[i % len(known)] for i, p in enumerate(honest)}
+    return known, guessed, score_voters(setup, stand_ins)
 
 
-def carry_out(
-    stage: RoundSetup, plot: Plot, deployed: Deployed
-) -> tuple[list[object], float | None]:
-    """Run the attack against what is deployed: what each proposer sends, and its strength."""
-    act, count = stage.curve.act, len(plot.copies)
+def lie_to_server(
+    setup: RoundSetup, honest: Mapping[ProposalId, Tensor], scores: VoterScores
+) -> Lies:
+    """Algorithm 4, or another attack, against the rule that a server runs."""
+    coalition = gather(setup, honest, scores)
+    method = setup.curve.method
+    if not isinstance(method, Terms):
+        deployed = DeployedRule(method, coalition.standing, len(coalition.copies), coalition.f)
+        return tell_lies(coalition, deployed)
+    electorate = electorate_of(setup, method)
+    vote = DeployedVote(
+        electorate=electorate,
+        scores=coalition.scores,
+        honest=coalition.guessed,
+        copies=coalition.copies,
+        passing=setup.federation.config.attack.passing,
+        tally=ServerTally(method, electorate.voters, setup.state.radius),
+    )
+    return tell_lies(coalition, vote)
+
+
+def tell_lies(coalition: Coalition, deployed: Deployed) -> Lies:
+    """Run the attack against what is deployed."""
+    setup, count = coalition.setup, len(coalition.copies)
+    act = setup.curve.act
     if act is None:
         raise MisuseError("there are Byzantine workers but no attack")
     view = View(
-        round_number=stage.number,
-        weights=stage.state.weights,
-        learning_rate=stage.learning_rate,
-        model=stage.federation.model,
+        round_number=setup.number,
+        weights=setup.state.weights,
+        learning_rate=setup.learning_rate,
+        model=setup.federation.model,
         count=count,
-        known=plot.knowledge.known,
-        own_updates=plot.own_updates,
+        known=coalition.known,
+        own_updates=lambda: coalition.own_updates()[0],
         deployed=deployed,
-        baseline=lambda rule: DeployedRule(rule, plot.standing, count, plot.f),
-        source=stream(stage.federation.seed, "attack", stage.number),
+        baseline=lambda rule: DeployedRule(RULES[rule], coalition.standing, count, coalition.f),
+        source=stream(setup.federation.seed, "attack", setup.number),
     )
-    name = f"attack {stage.curve.attack!r}"
+    name = f"attack {setup.curve.attack!r}"
     made = guard(name, lambda: act(view))
     lie = made if isinstance(made, Lie) else Lie(made)
     strength = lie.gamma
     if strength is not None:
         strength = guard(f"the gamma of {name}", partial(float, strength))
-    return _each(name, lie, count), strength
-
-
-def _limited(stage: RoundSetup, honest: Mapping[ProposalId, Tensor]) -> Knowledge:
-    """Its own members' gradients, or last round's, and its own members' data to try them on."""
-    members = stage.as_honest(sorted(stage.byzantine))
-    known = stage.state.last_honest
-    # In round 1 there is no last round yet.
-    if stage.federation.config.attack.knowledge != "last-round" or known is None:
-        known = stage.propose(members)
-    voters = enumerate(stage.committee.voters)
-    return Knowledge(
-        known,
-        {p: known[i % len(known)] for i, p in enumerate(honest)},
-        stage.judges({voter: members[i % len(members)] for i, voter in voters}),
-    )
+    states: Mapping[WorkerId, Kept] = {}
+    if setup.federation.config.training.worker_momentum:
+        # Whatever they send, they keep up what honest workers in their places would have kept.
+        _, states = coalition.own_updates()
+    return Lies(_each(name, lie, count), strength, states)
 
 
 def _each(attack: str, lie: Lie, count: int) -> list[object]:

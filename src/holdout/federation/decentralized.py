@@ -14,7 +14,6 @@ from functools import lru_cache, partial
 from typing import Any
 
 import numpy.typing as npt
-import torch
 
 from holdout.agreement import aggregate
 from holdout.agreement.blocks import Tip, read_block, read_header
@@ -27,7 +26,7 @@ from holdout.agreement.params import MILLISECOND, Genesis, Params, Timing
 from holdout.agreement.safety import Safety
 from holdout.agreement.sortition import Role
 from holdout.errors import MisuseError
-from holdout.federation.central import evaluate_round
+from holdout.federation.central import evaluate_round, last_honest
 from holdout.federation.chain_record import (
     CHAIN,
     ChainState,
@@ -39,8 +38,9 @@ from holdout.federation.chain_record import (
 from holdout.federation.cluster_learning import RoundLearning, from_payload, to_payload
 from holdout.federation.network_sizes import params_of
 from holdout.federation.plugin_calls import attempt
-from holdout.federation.round_setup import Curve, Federation, RoundSetup, State
-from holdout.ids import Digest, ProposalId, RoundNumber, WorkerId
+from holdout.federation.round_setup import RoundSetup
+from holdout.federation.state import Curve, Federation, State
+from holdout.ids import Digest, RoundNumber, WorkerId
 from holdout.rounds import RoundRecord, admit_proposals, norm
 from holdout.seeds import stream
 from holdout.simulator.adversaries import Liar
@@ -68,13 +68,12 @@ def run_round(federation: Federation, curve: Curve, state: State) -> tuple[Round
     for item in chain:
         ledger.append(read_header(item.header))
     tip = ledger.tip()
-    double = _equivocating(federation, tip.round)
-    stage = _stage(federation, curve, state, network, tip, double)
-    learning = RoundLearning(stage, network.params, double)
-    played = _play(network, federation, learning, chain, model, double)
-    next_state = _next_state(stage, learning, played, chain, network.params)
+    setup = _draw_lots(federation, curve, state, network, tip)
+    learning = RoundLearning(setup, network.params)
+    played = _play(network, setup, learning, chain, model)
+    next_state = _next_state(setup, learning, played, chain, network.params)
     record, ended = evaluate_round(
-        federation, record_of(stage, learning, played, network.params), next_state
+        federation, record_of(setup, learning, played, network.params), next_state
     )
     return replace(record, seconds=round(time.perf_counter() - started, 6)), ended
 
@@ -126,7 +125,7 @@ def network_of(federation: Federation, rule: str) -> FoundedNetwork:
 
 
 def _first_radius(federation: Federation) -> float:
-    """r_1: the median norm of a gradient on w_1, as workers report it before the first round.
+    """r_1: the median norm of what workers would send on w_1, as they report it before round 1.
 
     Without it the first round would have no bound, and one function-preserving rescaling accepted
     there ruins the model. Liars report the largest norm that there is.
@@ -144,7 +143,8 @@ def _first_radius(federation: Federation) -> float:
         if not is_plain(w)
     ]
     gradients = admit_proposals([*together, *alone], dimension=len(weights)).valid
-    reported = sorted(norm(gradient) for gradient in gradients.values())
+    sent = 1 - federation.config.training.worker_momentum
+    reported = sorted(sent * norm(gradient) for gradient in gradients.values())
     middle = (len(federation.workers) + 1) // 2 - 1
     return reported[middle] if middle < len(reported) else 0.0
 
@@ -152,15 +152,10 @@ def _first_radius(federation: Federation) -> float:
 # ---------------------------------------------------------------------------------------- the round
 
 
-def _stage(  # noqa: PLR0917  # What a round starts from.
-    federation: Federation,
-    curve: Curve,
-    state: State,
-    network: FoundedNetwork,
-    tip: Tip,
-    double: frozenset[WorkerId],
+def _draw_lots(
+    federation: Federation, curve: Curve, state: State, network: FoundedNetwork, tip: Tip
 ) -> RoundSetup:
-    """The stage of this round, with the lots that workers drew instead of a server's draw."""
+    """This round with the lots that workers draw; the radius and the rate are the chain's."""
     keys = network.keys()
     draws = Draws(network.genesis, keys.verifier(), round_number=tip.round, seed=tip.seed_in)
     proposers, voters = (
@@ -171,21 +166,21 @@ def _stage(  # noqa: PLR0917  # What a round starts from.
         )
         for role in (Role.PROPOSER, Role.VOTER)
     )
-    start = State(
+    agreed = State(
         round=state.round,
         weights=from_payload(to_payload(state.weights)),
         radius=tip.radius or None,
         last_honest=state.last_honest,
+        worker_states=state.worker_states,
     )
-    stage = RoundSetup(federation, curve, start)
-    stage.committee = Committee(proposers, voters)
-    stage.coalition = frozenset(
-        ProposalId(place)
-        for place, worker in enumerate(proposers)
-        if worker in stage.byzantine and worker not in double
+    return RoundSetup(
+        federation,
+        curve,
+        agreed,
+        Committee(proposers, voters),
+        learning_rate=network.params.rate(tip.steps + 1),
+        apart=_equivocating(federation, tip.round),
     )
-    stage.learning_rate = network.params.rate(tip.steps + 1)
-    return stage
 
 
 def _equivocating(federation: Federation, number: int) -> frozenset[WorkerId]:
@@ -212,13 +207,12 @@ class _Committed(Nobody):
             self.workers[node.index] = None
 
 
-def _play(  # noqa: PLR0917  # What a cluster is made of.
+def _play(
     network: FoundedNetwork,
-    federation: Federation,
+    setup: RoundSetup,
     learning: RoundLearning,
     chain: Sequence[Finished],
     model: bytes,
-    double: frozenset[WorkerId],
 ) -> Played:
     """Let the workers agree on this round."""
     number, genesis = learning.number, network.genesis
@@ -226,7 +220,7 @@ def _play(  # noqa: PLR0917  # What a cluster is made of.
     cluster = Cluster(
         genesis,
         network.keys(),
-        stream(federation.seed, "round", number).generator_seed(),
+        stream(setup.federation.seed, "round", number).generator_seed(),
         learners=learning,
         first_model=network.first_model,
         timing=network.timing,
@@ -240,10 +234,10 @@ def _play(  # noqa: PLR0917  # What a cluster is made of.
         node.disk.safety = safety
         node.disk.finished = list(chain)
         node.disk.blobs = {digest: (BlobKind.MODEL, model)}
-    liars = sorted(federation.byzantine)
+    liars = sorted(setup.byzantine)
     for liar in liars:
         cluster.nodes[liar].behaviour = Liar(cluster.nodes[liar], liars)
-    corrupt(cluster, [(liar, EQUIVOCATION) for liar in sorted(double)])
+    corrupt(cluster, [(liar, EQUIVOCATION) for liar in sorted(setup.apart)])
     honest = cluster.honest()
     cluster.start()
     if not cluster.run(until=HOUR, done=lambda _: len(watcher.workers) == len(honest)):
@@ -273,23 +267,20 @@ def _digest(params: Params, model: bytes) -> Digest:
 
 
 def _next_state(
-    stage: RoundSetup,
+    setup: RoundSetup,
     learning: RoundLearning,
     played: Played,
     chain: Sequence[Finished],
     params: Params,
 ) -> ChainState:
-    last_honest = None
-    if stage.federation.config.attack.knowledge == "last-round":
-        updates = list(learning.honest.values())
-        last_honest = torch.stack(updates) if updates else stage.state.last_honest
     # What `Player` asks for: the seeds look back, and old blocks refresh them.
     kept = 2 * params.lookback * params.refresh
     return ChainState(
-        round=stage.number,
+        round=setup.number,
         weights=from_payload(played.model),
         radius=played.block.header.radius or None,
-        last_honest=last_honest,
+        last_honest=last_honest(setup, learning.honest),
+        worker_states={**setup.state.worker_states, **learning.sent.worker_states},
         chain=(*chain, played.finished)[-kept:],
     )
 
@@ -301,14 +292,8 @@ def resumed(arrays: Mapping[str, npt.NDArray[Any]], state: State) -> State:
     """The state of a checkpoint, with its chain if it has one; raises ValueError if it has not."""
     if CHAIN not in arrays:
         return state
-    return ChainState(
-        round=state.round,
-        weights=state.weights,
-        radius=state.radius,
-        last_honest=state.last_honest,
-        diverged=state.diverged,
-        chain=read_chain(arrays),
-    )
+    fields = {name: getattr(state, name) for name in State.__dataclass_fields__}
+    return ChainState(**fields, chain=read_chain(arrays))
 
 
 def misfit(federation: Federation, rule: str, state: State) -> str | None:

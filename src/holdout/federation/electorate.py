@@ -1,18 +1,20 @@
-"""Where a round's vote is held: who votes, on what scores, and how those who lie do."""
+"""The voters of a round: what they think of proposals, and what each of them sends."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 
 from torch import Tensor
 
 from holdout.attacks import BallotAttack, BallotView
+from holdout.federation.plugin_calls import guard
+from holdout.federation.round_setup import RoundSetup
+from holdout.holdout_scores import HoldoutScores
 from holdout.ids import ProposalId, RoundNumber, WorkerId
 from holdout.seeds import stream
-from holdout.voting import Ballot, Terms
-from holdout.voting.ballot import rank
-from holdout.workers import HoldoutScores, HonestWorker
+from holdout.voting import Approvals, Ballot, Terms, rank
+from holdout.workers import HonestWorker, is_plain
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,75 +26,11 @@ class Marks:
     """Of the current model; computed only if asked for."""
 
 
-Sheet = Callable[[WorkerId], Marks]
+MarksOf = Callable[[WorkerId], Marks]
 """A voter -> its marks."""
 
 
-@dataclass(frozen=True, eq=False)
-class Booth:
-    """Who votes in a round, by what terms, and how those who lie do."""
-
-    terms: Terms
-    voters: tuple[WorkerId, ...]
-    byzantine: frozenset[WorkerId]
-    ballot_attack: BallotAttack
-    seed: int
-    round_number: RoundNumber
-
-    def collect_ballots(
-        self,
-        proposals: tuple[ProposalId, ...],
-        coalition: frozenset[ProposalId],
-        sheet: Sheet,
-        *,
-        others: Mapping[WorkerId, object] | None = None,
-    ) -> list[tuple[WorkerId, object]]:
-        """What every voter sends; `others` are ballots that came from elsewhere."""
-        sent: list[tuple[WorkerId, object]] = []
-        for voter in self.voters:
-            if others is not None and voter in others:
-                ballot = others[voter]
-                if ballot is not None:
-                    sent.append((voter, ballot))
-            elif voter in self.byzantine:
-                sent.append((voter, self.byzantine_ballot(voter, proposals, coalition, sheet)))
-            else:
-                sent.append((voter, self.honest_ballot(voter, proposals, sheet).approved))
-        return sent
-
-    def honest_ballot(
-        self, voter: WorkerId, proposals: tuple[ProposalId, ...], sheet: Sheet
-    ) -> Ballot:
-        """What an honest voter approves."""
-        if self.terms.forces(len(proposals)):
-            return Ballot(proposals)
-        marks = sheet(voter)
-        current = marks.current_loss() if self.terms.needs_current_loss else math.inf
-        return self.terms.cast(marks.losses, current_loss=current)
-
-    def byzantine_ballot(
-        self,
-        voter: WorkerId,
-        proposals: tuple[ProposalId, ...],
-        coalition: frozenset[ProposalId],
-        sheet: Sheet,
-    ) -> object:
-        """What a Byzantine voter sends."""
-        ballot = self.ballot_attack(
-            BallotView(
-                voter=voter,
-                proposals=proposals,
-                coalition=coalition,
-                approve_count=self.terms.approve_count(len(proposals)),
-                honest_ballot=lambda: self.honest_ballot(voter, proposals, sheet).approved,
-                ranking=lambda: rank(sheet(voter).losses),
-                source=stream(self.seed, "ballot", self.round_number, voter),
-            )
-        )
-        return list(ballot) if isinstance(ballot, Sequence) else ballot
-
-
-class Judges:
+class VoterScores:
     """The holdout scores of a round's voters: honest ones at once, Byzantine ones if asked for."""
 
     def __init__(
@@ -102,7 +40,7 @@ class Judges:
         score: Callable[[Sequence[HonestWorker]], HoldoutScores],
     ) -> None:
         self.honest = tuple(honest)
-        """The honest voters who can be asked: not those of the user's own kind."""
+        """The honest voters who can be asked: not the custom ones."""
         self._groups = [_Group(workers, score) for workers in (honest, byzantine) if workers]
 
     def __contains__(self, voter: WorkerId) -> bool:
@@ -113,7 +51,9 @@ class Judges:
         group = self._groups[0]
         return group.scores, [group.places[voter] for voter in voters]
 
-    def sheet(self, ids: Sequence[ProposalId], losses: Callable[[HoldoutScores], Tensor]) -> Sheet:
+    def marks(
+        self, ids: Sequence[ProposalId], losses: Callable[[HoldoutScores], Tensor]
+    ) -> MarksOf:
         """Look-up of the proposals' losses, computed for a group of voters on first use."""
         tables: dict[int, list[list[float]]] = {}
 
@@ -129,6 +69,8 @@ class Judges:
 
 
 class _Group:
+    """Voters whose scores are computed together."""
+
     def __init__(
         self,
         workers: Mapping[WorkerId, HonestWorker],
@@ -141,3 +83,100 @@ class _Group:
     @cached_property
     def scores(self) -> HoldoutScores:
         return self._score(self._workers)
+
+
+def score_voters(
+    setup: RoundSetup, stand_ins: Mapping[WorkerId, HonestWorker] | None = None
+) -> VoterScores:
+    """The voters' holdout scores; with `stand_ins`, those of others in their places."""
+    honest: dict[WorkerId, HonestWorker] = {}
+    byzantine: dict[WorkerId, HonestWorker] = {}
+    for voter in setup.committee.voters:
+        worker = setup.federation.workers[voter] if stand_ins is None else stand_ins[voter]
+        if is_plain(worker):
+            (byzantine if voter in setup.byzantine else honest)[voter] = worker
+    terms = setup.curve.terms
+    score = partial(
+        HoldoutScores,
+        weights=setup.state.weights,
+        round_number=setup.number,
+        learning_rate=setup.learning_rate,
+        first_order=terms is not None and terms.first_order,
+        with_current=terms is not None and terms.needs_current_loss,
+    )
+    return VoterScores(honest, byzantine, score)
+
+
+@dataclass(frozen=True, eq=False)
+class Electorate:
+    """Who votes in a round, by what terms, and how those who lie do."""
+
+    terms: Terms
+    voters: tuple[WorkerId, ...]
+    byzantine: frozenset[WorkerId]
+    ballot_attack: BallotAttack
+    seed: int
+    round_number: RoundNumber
+
+    def collect_ballots(
+        self,
+        proposals: tuple[ProposalId, ...],
+        coalition: frozenset[ProposalId],
+        marks_of: MarksOf,
+        *,
+        others: Mapping[WorkerId, object],
+    ) -> list[tuple[WorkerId, object]]:
+        """What every voter sends; `others` are ballots that came from custom workers."""
+        sent: list[tuple[WorkerId, object]] = []
+        for voter in self.voters:
+            if voter in others:
+                ballot = others[voter]
+                if ballot is not None:
+                    sent.append((voter, ballot))
+            elif voter in self.byzantine:
+                sent.append((voter, self.byzantine_ballot(voter, proposals, coalition, marks_of)))
+            else:
+                sent.append((voter, self.honest_ballot(voter, proposals, marks_of).approved))
+        return sent
+
+    def honest_ballot(
+        self, voter: WorkerId, proposals: tuple[ProposalId, ...], marks_of: MarksOf
+    ) -> Ballot:
+        """What an honest voter sends (A_Holdout); where a kind of ballot is made."""
+        if self.terms.forces(len(proposals)):
+            return Approvals(proposals)
+        marks = marks_of(voter)
+        current = marks.current_loss() if self.terms.needs_current_loss else math.inf
+        return self.terms.cast(marks.losses, current_loss=current)
+
+    def byzantine_ballot(
+        self,
+        voter: WorkerId,
+        proposals: tuple[ProposalId, ...],
+        coalition: frozenset[ProposalId],
+        marks_of: MarksOf,
+    ) -> object:
+        """What a Byzantine voter sends."""
+        view = BallotView(
+            voter=voter,
+            proposals=proposals,
+            coalition=coalition,
+            approve_count=self.terms.approve_count(len(proposals)),
+            honest_ballot=lambda: self.honest_ballot(voter, proposals, marks_of).approved,
+            ranking=lambda: rank(marks_of(voter).losses),
+            source=stream(self.seed, "ballot", self.round_number, voter),
+        )
+        ballot = guard("the attack on ballots", lambda: self.ballot_attack(view))
+        return list(ballot) if isinstance(ballot, Sequence) else ballot
+
+
+def electorate_of(setup: RoundSetup, terms: Terms) -> Electorate:
+    """This round's voters."""
+    return Electorate(
+        terms=terms,
+        voters=setup.committee.voters,
+        byzantine=setup.byzantine,
+        ballot_attack=setup.curve.ballot_attack,
+        seed=setup.federation.seed,
+        round_number=setup.number,
+    )

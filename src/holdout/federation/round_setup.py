@@ -1,104 +1,61 @@
-"""What a round starts from: who takes part, what they hold, who was drawn.
+"""What a round starts from, once its committee is drawn: a value that both sides work with."""
 
-A `Federation` is what a seed decides: shards, liars, initial weights. A `Curve` is what is compared
-on it: a rule under an attack. A `State` is all that one round hands to the next. `RoundSetup`
-brings the three together with the draw of one round.
-"""
-
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property
 
-from torch import Tensor, nn
+import torch
+from torch import Tensor
 
-from holdout.attacks import Attack, BallotAttack, BallotView
-from holdout.config import Config
-from holdout.federation.electorate import Booth, Judges
 from holdout.federation.plugin_calls import guard
+from holdout.federation.state import Curve, Federation, State
 from holdout.ids import ProposalId, RoundNumber, WorkerId
-from holdout.rules import Rule
-from holdout.voting import Committee, Terms, draw_committee
-from holdout.workers import HoldoutScores, HonestWorker, Worker, is_plain, propose_together
+from holdout.kept import Kept
+from holdout.voting import Committee, draw_committee
+from holdout.workers import HonestWorker, is_plain, propose_together
+
+MOMENTUM = "training.worker_momentum"
+"""The name under which a worker's m_i is kept; custom workers never see it."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Federation:
-    """What a seed decides, the same for every rule that is compared."""
-
-    config: Config
-    seed: int
-    model: nn.Module
-    initial_weights: Tensor
-    workers: Sequence[Worker]
-    """By id. Byzantine ones hold what an honest worker in their place would, or poisoned labels."""
-    byzantine: frozenset[WorkerId]
-    x_test: Tensor
-    y_test: Tensor
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Curve:
-    """A rule under an attack."""
-
-    rule: str
-    method: Rule | Terms
-    """A baseline, or the terms of a vote."""
-    attack: str
-    act: Attack | None
-    """None: nobody lies."""
-    ballot_attack: BallotAttack
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class State:
-    """All that a round hands to the next."""
-
-    round: int
-    weights: Tensor
-    velocity: Tensor | None = None
-    radius: float | None = None
-    last_honest: Tensor | None = None
-    """The honest updates of the last round, for an attacker that knows only those."""
-    diverged: bool = False
-
-
-def first_state(federation: Federation) -> State:
-    """Before round 1."""
-    return State(round=0, weights=federation.initial_weights)
-
-
+@dataclass(frozen=True, eq=False)
 class RoundSetup:
-    """One round before anybody acts, and the tools that both sides work with."""
+    """One round before anybody acts."""
 
-    def __init__(self, federation: Federation, curve: Curve, state: State) -> None:
-        config = federation.config
-        self.federation, self.curve, self.state = federation, curve, state
-        self.number = RoundNumber(state.round + 1)
-        self.byzantine = federation.byzantine
-        training = config.training
-        self.learning_rate = training.learning_rate / (
-            self.number if training.schedule == "inverse" else 1
-        )
-        settings = config.federation
-        self.committee: Committee = draw_committee(
-            workers=settings.workers,
-            proposers=settings.proposers,
-            voters=settings.voters,
-            disjoint=settings.disjoint,
-            seed=federation.seed,
-            round_number=self.number,
-            redraw_until_honest=self.byzantine if settings.redraw_until_honest_majority else None,
-        )
-        proposers = enumerate(self.committee.proposers)
-        self.coalition = frozenset(ProposalId(i) for i, w in proposers if w in self.byzantine)
+    federation: Federation
+    curve: Curve
+    state: State
+    committee: Committee
+    """P_t and C_t."""
+    learning_rate: float
+    """eta_t."""
+    apart: frozenset[WorkerId] = frozenset()
+    """Byzantine workers that do not act with the coalition in this round."""
 
     @property
-    def terms(self) -> Terms | None:
-        """The terms of the vote, if the rule is one."""
-        return self.curve.method if isinstance(self.curve.method, Terms) else None
+    def number(self) -> RoundNumber:
+        """The paper's t."""
+        return RoundNumber(self.state.round + 1)
 
-    def propose(self, workers: Sequence[HonestWorker]) -> Tensor:
-        """The updates of several workers in this round, (n, d)."""
+    @property
+    def byzantine(self) -> frozenset[WorkerId]:
+        """All workers that lie, drawn or not."""
+        return self.federation.byzantine
+
+    @cached_property
+    def coalition(self) -> frozenset[ProposalId]:
+        """The proposals that liars send together."""
+        liars = self.byzantine - self.apart
+        places = enumerate(self.committee.proposers)
+        return frozenset(ProposalId(place) for place, worker in places if worker in liars)
+
+    def honest_part(self, workers: Sequence[WorkerId]) -> list[HonestWorker]:
+        """Byzantine workers as they would work if they were honest."""
+        chosen = [self.federation.workers[worker] for worker in workers]
+        return [worker for worker in chosen if is_plain(worker)]
+
+    def propose(self, workers: Sequence[HonestWorker]) -> tuple[Tensor, dict[WorkerId, Kept]]:
+        """What several workers send in this round, (n, d), and what each keeps of it."""
         updates: Tensor = guard(
             "a worker's model or data",
             lambda: propose_together(
@@ -108,49 +65,44 @@ class RoundSetup:
                 learning_rate=self.learning_rate,
             ),
         )
-        return updates
+        states: dict[WorkerId, Kept] = {}
+        if not self.federation.config.training.worker_momentum:
+            return updates, states
+        pairs = zip(workers, updates, strict=True)
+        sent = [self.with_momentum(worker.worker_id, update, states) for worker, update in pairs]
+        return torch.stack(sent) if sent else updates, states
 
-    def as_honest(self, workers: Sequence[WorkerId]) -> list[HonestWorker]:
-        """Byzantine workers as they would work if they were honest."""
-        chosen = [self.federation.workers[worker] for worker in workers]
-        return [worker for worker in chosen if is_plain(worker)]
+    def with_momentum(
+        self, worker: WorkerId, update: Tensor, states: dict[WorkerId, Kept]
+    ) -> Tensor:
+        """What the worker sends: m_i = beta m_i + (1 - beta) g_i, if `worker_momentum` is set.
 
-    def booth(self, terms: Terms) -> Booth:
-        """Where this round's voters vote."""
-        return Booth(
-            terms=terms,
-            voters=self.committee.voters,
-            byzantine=self.byzantine,
-            ballot_attack=partial(_guarded_ballot, self.curve.ballot_attack),
-            seed=self.federation.seed,
-            round_number=self.number,
-        )
-
-    def judges(self, stand_ins: Mapping[WorkerId, HonestWorker] | None = None) -> Judges:
-        """The voters' holdout scores; with `stand_ins`, those that others would give."""
-        honest: dict[WorkerId, HonestWorker] = {}
-        byzantine: dict[WorkerId, HonestWorker] = {}
-        for voter in self.committee.voters:
-            worker = self.federation.workers[voter]
-            if stand_ins is not None:
-                worker = stand_ins[voter]
-            if is_plain(worker):
-                (byzantine if voter in self.byzantine else honest)[voter] = worker
-        terms = self.terms
-        return Judges(
-            honest,
-            byzantine,
-            lambda workers: HoldoutScores(
-                workers,
-                self.state.weights,
-                round_number=self.number,
-                learning_rate=self.learning_rate,
-                first_order=terms is not None and terms.first_order,
-                with_current=terms is not None and terms.needs_current_loss,
-            ),
-        )
+        From m_i = 0 on, updated when the worker proposes (Karimireddy et al., 2021). The new m_i
+        is kept in `states`.
+        """
+        beta = self.federation.config.training.worker_momentum
+        if not beta:
+            return update
+        before = self.state.worker_states.get(worker, {}).get(MOMENTUM)
+        fresh = (1 - beta) * update
+        sent = fresh if before is None else beta * before + fresh
+        states[worker] = {**states.get(worker, {}), MOMENTUM: sent}
+        return sent
 
 
-def _guarded_ballot(ballot_attack: BallotAttack, view: BallotView) -> Sequence[ProposalId]:
-    ballot: Sequence[ProposalId] = guard("the attack on ballots", lambda: ballot_attack(view))
-    return ballot
+def draw_round(federation: Federation, curve: Curve, state: State) -> RoundSetup:
+    """The round after this state, with the committee that a truthful server draws."""
+    settings, training = federation.config.federation, federation.config.training
+    number = RoundNumber(state.round + 1)
+    redraw = federation.byzantine if settings.redraw_until_honest_majority else None
+    committee = draw_committee(
+        workers=settings.workers,
+        proposers=settings.proposers,
+        voters=settings.voters,
+        disjoint=settings.disjoint,
+        seed=federation.seed,
+        round_number=number,
+        redraw_until_honest=redraw,
+    )
+    slower = number if training.schedule == "inverse" else 1
+    return RoundSetup(federation, curve, state, committee, training.learning_rate / slower)

@@ -1,27 +1,28 @@
 """The vote as the omniscient attacker rehearses it, to see whether a lie would be selected.
 
 The rehearsal counts ballots as the real vote does, so what the attacker foresees is what happens.
-But it need not hear every voter. The copies of a lie have one loss, so a ballot names those with
-the lowest ids among them, none at worst, as many as fit at best. A lie that passes with everybody
-unheard at worst passes whatever they think; one that fails with them at best fails. So voters are
-asked, the kindest to the last strength first, only until one or the other is certain: mostly as
-many as the coalition lacks to the quorum.
+But it need not hear every voter. The copies of a lie all have the same loss, so a ballot names
+those with the lowest ids: none of them at worst, as many as fit at best. If the lie passes even
+when every voter not heard yet casts the worst ballot, it passes whatever they think; if it fails
+even with the best ones, it fails. So voters are asked, the kindest to the last strength first, only
+until one or the other is certain: mostly as many as the coalition lacks to the quorum.
 """
 
 import math
 import statistics
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property, partial
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from holdout.federation.electorate import Booth, Judges, Marks, Sheet
+from holdout.federation.electorate import Electorate, Marks, VoterScores
+from holdout.holdout_scores import HoldoutScores
 from holdout.ids import ProposalId, WorkerId
 from holdout.rounds import norm, shrink
-from holdout.voting import bound_radius, tally
-from holdout.workers import HoldoutScores
+from holdout.voting import Terms, bound_radius
 
 BATCH = 8  # Strengths of a lie tried together: they share work, and fill vector registers best.
 
@@ -36,19 +37,59 @@ class _Line:
     """To which all updates are scaled down if the lie has this strength."""
 
 
+class Tally(Protocol):
+    """How the ballots of the vote under attack are counted, and how long an update may be."""
+
+    def selected(
+        self, sent: Sequence[tuple[WorkerId, object]], proposals: tuple[ProposalId, ...]
+    ) -> Collection[ProposalId]:
+        """What these ballots select."""
+
+    def radius(self, lengths: Sequence[float]) -> float | None:
+        """To which updates of these lengths are scaled down."""
+
+    def can_stop_early(self, passing: str) -> bool:
+        """Whether no ballot can be worse or better for the lie than those that `_Poll` assumes."""
+
+
+@dataclass(frozen=True, slots=True)
+class ServerTally:
+    """The count of a truthful server."""
+
+    terms: Terms
+    voters: tuple[WorkerId, ...]
+    previous_radius: float | None
+
+    def selected(
+        self, sent: Sequence[tuple[WorkerId, object]], proposals: tuple[ProposalId, ...]
+    ) -> Collection[ProposalId]:
+        """The union-consensus of these ballots."""
+        ballots = self.terms.admit(sent, voters=self.voters, proposals=proposals)
+        return self.terms.select(ballots.valid, drawn=len(self.voters))
+
+    def radius(self, lengths: Sequence[float]) -> float | None:
+        """The bound's, if the terms have one."""
+        return bound_radius(lengths, previous=self.previous_radius) if self.terms.bound else None
+
+    def can_stop_early(self, passing: str) -> bool:
+        """Always: a ballot names the copies with the lowest ids, as many as fit."""
+        del passing
+        return True
+
+
 @dataclass(frozen=True, eq=False)
 class DeployedVote:
     """HoldOut as the attacker runs it: would the lie be in the union-consensus?"""
 
-    booth: Booth
-    judges: Judges
+    electorate: Electorate
+    scores: VoterScores
     honest: Mapping[ProposalId, Tensor]
     """The honest updates that the attacker knows or guesses, by proposal id."""
     copies: tuple[ProposalId, ...]
     """The ids under which the lie is sent."""
-    previous_radius: float | None
     passing: str
     """`any` copy in the union-consensus is enough, or `all` must be."""
+    tally: Tally
 
     @property
     def leaves_nobody_out(self) -> bool:
@@ -60,17 +101,12 @@ class DeployedVote:
     ) -> Iterator[bool]:
         """For each strength: whether the vote would select the lie."""
         line = self._line(base, direction, strengths)
-        liars = self._settled_ballots() if self.can_stop_early else None
+        liars = self._settled_ballots() if self.tally.can_stop_early(self.passing) else None
         if liars is None:
             yield from self._hear_everybody(line)
         else:
             poll = _Poll(self, line, liars)
             yield from map(poll.passes, range(len(strengths)))
-
-    @property
-    def can_stop_early(self) -> bool:
-        """Whether a voter can do the lie no worse, or better, than the ballots of `_Poll` say."""
-        return True
 
     @cached_property
     def ids(self) -> tuple[ProposalId, ...]:
@@ -79,10 +115,7 @@ class DeployedVote:
 
     def passes(self, sent: Sequence[tuple[WorkerId, object]]) -> bool:
         """Whether these ballots select the lie."""
-        terms, voters = self.booth.terms, self.booth.voters
-        ballots = terms.admit(sent, voters=voters, proposals=self.ids)
-        quorum = terms.quorum(drawn=len(voters), valid=len(ballots.valid))
-        selected = set(tally(ballots.valid, quorum=quorum)).intersection(self.copies)
+        selected = set(self.tally.selected(sent, self.ids)).intersection(self.copies)
         return len(selected) == len(self.copies) if self.passing == "all" else bool(selected)
 
     def honest_losses(
@@ -106,7 +139,8 @@ class DeployedVote:
 
     def _line(self, base: Tensor, direction: Tensor, strengths: Sequence[float]) -> _Line:
         lengths = _lengths(base, direction, strengths)
-        radii = [self._radius(length) for length in lengths]
+        copies = len(self.copies)
+        radii = [self.tally.radius([*self._norms, *[length] * copies]) for length in lengths]
         scales = [
             1.0 if radius is None or length <= radius else radius / length
             for length, radius in zip(lengths, radii, strict=True)
@@ -122,12 +156,12 @@ class DeployedVote:
             asked.append(voter)
             return Marks(dict.fromkeys(self.ids, 0.0), lambda: 0.0)
 
-        liars = [voter for voter in self.booth.voters if voter in self.booth.byzantine]
+        liars = [voter for voter in self.electorate.voters if voter in self.electorate.byzantine]
         coalition = frozenset(self.copies)
         settled = {
-            voter: self.booth.byzantine_ballot(voter, self.ids, coalition, watched)
+            voter: self.electorate.byzantine_ballot(voter, self.ids, coalition, watched)
             for voter in liars
-            if voter in self.judges
+            if voter in self.scores
         }
         return None if asked else settled
 
@@ -145,14 +179,16 @@ class DeployedVote:
             return torch.cat([honest_losses(scores, radius), lie.expand(-1, len(self.copies))], 1)
 
         honest_losses = cache(self.honest_losses)
-        # Workers of the user's own kind do not tell their losses: they are taken for silent.
-        silent = {voter: None for voter in self.booth.voters if voter not in self.judges}
+        # Custom workers do not tell their losses: they are taken for silent.
+        silent = {voter: None for voter in self.electorate.voters if voter not in self.scores}
         for place, radius in enumerate(line.radii):
-            sheet = self.judges.sheet(
+            marks_of = self.scores.marks(
                 [*self.honest, *self.copies], partial(losses, place=place, radius=radius)
             )
             coalition = frozenset(self.copies)
-            yield self.passes(self.booth.collect_ballots(self.ids, coalition, sheet, others=silent))
+            yield self.passes(
+                self.electorate.collect_ballots(self.ids, coalition, marks_of, others=silent)
+            )
 
     @cached_property
     def _stacked(self) -> Tensor:
@@ -162,19 +198,13 @@ class DeployedVote:
     def _norms(self) -> list[float]:
         return [norm(update) for update in self.honest.values()]
 
-    def _radius(self, length: float) -> float | None:
-        if not self.booth.terms.bound:
-            return None
-        lengths = [*self._norms, *[length] * len(self.copies)]
-        return bound_radius(lengths, previous=self.previous_radius)
-
 
 class _Poll:
     """Honest voters are asked one group after the other, until the outcome is certain."""
 
     def __init__(self, vote: DeployedVote, line: _Line, liars: Mapping[WorkerId, object]) -> None:
         self._vote, self._line, self._liars = vote, line, liars
-        self._kindness = dict.fromkeys(vote.judges.honest, 0.0)
+        self._kindness = dict.fromkeys(vote.scores.honest, 0.0)
         # Losses by radius, or by the number of a batch of strengths, and by voter.
         self._honest: dict[float | None, dict[WorkerId, Marks]] = {}
         self._lies: dict[int, dict[WorkerId, list[float]]] = {}
@@ -198,7 +228,7 @@ class _Poll:
     def _carries(self, known: Mapping[WorkerId, object], others: object) -> bool:
         """Whether the lie passes, if all whose ballot is not known send that of the others."""
         sent = {**dict.fromkeys(self._kindness, others), **known, **self._liars}
-        return self._vote.passes([(v, sent[v]) for v in self._vote.booth.voters if v in sent])
+        return self._vote.passes([(v, sent[v]) for v in self._vote.electorate.voters if v in sent])
 
     @cached_property
     def _needed(self) -> int:
@@ -231,7 +261,7 @@ class _Poll:
         """Of this strength and the rest of its batch; what came before is decided already."""
         if not voters:
             return
-        scores, numbers = self._vote.judges.ask(voters)
+        scores, numbers = self._vote.scores.ask(voters)
         passed = place % BATCH
         tried = self._line.coefficients[place : place - passed + BATCH]
         rows = scores.combination_losses(self._line.directions, tried, numbers).tolist()
@@ -244,7 +274,7 @@ class _Poll:
         if not voters:
             return
         vote, radius = self._vote, self._line.radii[place]
-        scores, numbers = vote.judges.ask(voters)
+        scores, numbers = vote.scores.ask(voters)
         ahead = self._line.radii[place : place - place % BATCH + BATCH]
         if radius is not None and len(set(ahead)) > 1 and vote.honest and scores.shares_sizes:
             table = vote.honest_losses_in_size(scores, radius, numbers).tolist()
@@ -265,8 +295,8 @@ class _Poll:
         return self._cast(Marks(losses, lambda: 2.0))
 
     def _cast(self, marks: Marks) -> list[ProposalId]:
-        sheet: Sheet = lambda _voter: marks  # noqa: E731 - it is a look-up, of one row.
-        ballot = self._vote.booth.honest_ballot(WorkerId(-1), self._vote.ids, sheet)
+        electorate = self._vote.electorate
+        ballot = electorate.honest_ballot(WorkerId(-1), self._vote.ids, lambda _voter: marks)
         return list(ballot.approved)
 
 

@@ -14,11 +14,12 @@ import torch
 from flwr.app import Context, Message, MetricRecord, RecordDict
 from torch import Tensor, nn
 
+from holdout.data.datasets import Shard
 from holdout.errors import ModelError, UserError
 from holdout.flower.records import Layout, VoteCall, ballot_content, is_vote
 from holdout.ids import RoundNumber, WorkerId
 from holdout.learning import scoring
-from holdout.workers import HonestWorker, Recipe, Shard
+from holdout.workers import HonestWorker, Recipe
 
 ClientFunction = Callable[[Message, Context], Message]
 

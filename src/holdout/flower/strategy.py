@@ -347,7 +347,7 @@ class Robust(CheckedStrategy):
     def _decide(self, _stage: OpenRound, admitted: AdmittedProposals) -> Verdict:
         n = len(admitted.valid)
         f = n - approve_count(n, self.byzantine_fraction)
-        decision = apply_rule(admitted, RULES[self.rule], name=self.rule, f=f)
+        decision = apply_rule(admitted, RULES[self.rule], f=f)
         return Verdict(decision, decision.outcome)
 
 

@@ -15,8 +15,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from holdout.errors import InfeasibleError, MisuseError
 from holdout.rules.blocks import map_runs
+from holdout.rules.rule import ANY_NUMBER, HONEST_MAJORITY, admit
 
 Array = npt.NDArray[np.floating[Any]]
 
@@ -30,7 +30,7 @@ def mean(updates: Tensor, *, f: int) -> Tensor:
     >>> mean(torch.tensor([[1.0], [2.0], [6.0]]), f=1)
     tensor([3.])
     """
-    return admit("mean", updates, f=f, least=1, bound="n >= 1").mean(dim=0)
+    return admit("mean", updates, f=f, needs=ANY_NUMBER).mean(dim=0)
 
 
 def median(updates: Tensor, *, f: int) -> Tensor:
@@ -39,7 +39,7 @@ def median(updates: Tensor, *, f: int) -> Tensor:
     >>> median(torch.tensor([[1.0], [2.0], [6.0], [float("nan")]]), f=1)
     tensor([4.])
     """
-    updates = admit("median", updates, f=f, least=2 * f + 1, bound="n > 2f")
+    updates = admit("median", updates, f=f, needs=HONEST_MAJORITY)
     n = len(updates)
     wanted = range((n - 1) // 2, n // 2 + 1)
     return _by_blocks(updates, lambda block, spare: _middle(_ordered(block, spare, wanted)))
@@ -51,7 +51,7 @@ def trimmed_mean(updates: Tensor, *, f: int) -> Tensor:
     >>> trimmed_mean(torch.tensor([[1.0], [2.0], [4.0], [99.0]]), f=1)
     tensor([3.])
     """
-    updates = admit("trimmed-mean", updates, f=f, least=2 * f + 1, bound="n > 2f")
+    updates = admit("trimmed-mean", updates, f=f, needs=HONEST_MAJORITY)
     wanted = range(f, len(updates) - f)
     return _by_blocks(
         updates, lambda block, spare: _mean_of(_ordered(block, spare, wanted)[f : wanted.stop])
@@ -67,22 +67,8 @@ def mean_around_median(updates: Tensor, *, f: int) -> Tensor:
     >>> mean_around_median(torch.tensor([[1.0], [2.0], [4.0], [99.0], [3.0]]), f=1)
     tensor([2.5000])
     """
-    updates = admit("mean-around-median", updates, f=f, least=2 * f + 1, bound="n > 2f")
+    updates = admit("mean-around-median", updates, f=f, needs=HONEST_MAJORITY)
     return mean_of_nearest(updates, count=len(updates) - f)
-
-
-def admit(rule: str, updates: Tensor, *, f: int, least: int, bound: str) -> Tensor:
-    """The updates without their gradients, once they are known to suit the rule."""
-    if updates.ndim != 2 or updates.shape[1] == 0:  # noqa: PLR2004 - rows and columns.
-        shape = tuple(updates.shape)
-        raise MisuseError(f"{rule} needs updates of shape (n, d) with d >= 1; got {shape}")
-    if updates.dtype not in (torch.float32, torch.float64):
-        raise MisuseError(f"{rule} needs float32 or float64 updates; got {updates.dtype}")
-    if f < 0:
-        raise MisuseError(f"{rule} needs f >= 0; got f={f}")
-    if len(updates) < max(least, 1):
-        raise InfeasibleError(f"{rule} needs {bound} updates; got n={len(updates)}, f={f}")
-    return updates.detach()
 
 
 def mean_of_nearest(updates: Tensor, *, count: int) -> Tensor:

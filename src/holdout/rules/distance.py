@@ -22,9 +22,13 @@ import torch
 from torch import Tensor
 
 from holdout.rules.blocks import map_runs
-from holdout.rules.coordinatewise import admit, mean_of_nearest
+from holdout.rules.coordinatewise import mean_of_nearest
+from holdout.rules.rule import Needs, admit
 
 Matrix: TypeAlias = npt.NDArray[np.float64]
+
+KRUM_NEEDS = Needs("n > 2f + 2", lambda f: 2 * f + 3)
+BULYAN_NEEDS = Needs("n >= 4f + 3", lambda f: 4 * f + 3)
 
 _PRODUCT = 1_000_000
 """Multiplications in one matrix product; up to here OpenBLAS works in place, on one thread."""
@@ -56,7 +60,7 @@ def krum(updates: Tensor, *, f: int) -> Tensor:
 
 def krum_choice(updates: Tensor, *, f: int) -> int:
     """The index of the update that `krum` returns."""
-    updates = admit("krum", updates, f=f, least=2 * f + 3, bound="n > 2f + 2")
+    updates = admit("krum", updates, f=f, needs=KRUM_NEEDS)
     rough = _rough_scores(updates, neighbours=len(updates) - f - 2)
     if rough is not None:
         low, high = rough
@@ -81,7 +85,7 @@ def krum_unsquared(updates: Tensor, *, f: int) -> Tensor:
 
 def krum_unsquared_choice(updates: Tensor, *, f: int) -> int:
     """The index of the update that `krum_unsquared` returns."""
-    updates = admit("krum-unsquared", updates, f=f, least=2 * f + 3, bound="n > 2f + 2")
+    updates = admit("krum-unsquared", updates, f=f, needs=KRUM_NEEDS)
     return krum_index(np.sqrt(squared_distances(updates)), f=f)
 
 
@@ -105,7 +109,7 @@ def multi_krum(updates: Tensor, *, f: int) -> Tensor:
 
 def multi_krum_choice(updates: Tensor, *, f: int) -> tuple[int, ...]:
     """The indices, in increasing order, of the updates that `multi_krum` averages."""
-    updates = admit("multi-krum", updates, f=f, least=2 * f + 3, bound="n > 2f + 2")
+    updates = admit("multi-krum", updates, f=f, needs=KRUM_NEEDS)
     n = len(updates)
     rough = _rough_scores(updates, neighbours=n - f - 2)
     if rough is not None:
@@ -136,7 +140,7 @@ def bulyan_choice(updates: Tensor, *, f: int) -> tuple[int, ...]:
     nearest peers. Towards the end m - f - 2 would fall below one (m is 2f + 1 in the last run);
     the score is then the distance to the nearest peer. The paper leaves this open.
     """
-    updates = admit("bulyan", updates, f=f, least=4 * f + 3, bound="n >= 4f + 3")
+    updates = admit("bulyan", updates, f=f, needs=BULYAN_NEEDS)
     return bulyan_indices(squared_distances(updates), f=f)
 
 

@@ -18,8 +18,8 @@ import torch
 from torch import Tensor
 
 from holdout.rules.blocks import keep_blas_to_one_thread, map_runs
-from holdout.rules.coordinatewise import admit
 from holdout.rules.distance import Matrix, central_row, centred_gram, distances_from_gram
+from holdout.rules.rule import HONEST_MAJORITY, admit
 
 TOLERANCE = 1e-8
 """Iterate until the n unit forces leave less than n times this. The summed distance is then within
@@ -43,7 +43,7 @@ def geometric_median(updates: Tensor, *, f: int) -> Tensor:
     >>> geometric_median(torch.tensor([[0.0, 0.0], [0.0, 1.0], [1.0, 0.0], [1.0, 1.0]]), f=1)
     tensor([0.5000, 0.5000])
     """
-    updates = admit("geometric-median", updates, f=f, least=2 * f + 1, bound="n > 2f")
+    updates = admit("geometric-median", updates, f=f, needs=HONEST_MAJORITY)
     centre = central_row(updates)
     if centre is None:
         return torch.full_like(updates[0], torch.nan)

@@ -1,52 +1,19 @@
-"""When a baseline rule "selects" a lie: what the adaptive attacker checks at each strength.
+"""When a rule "selects" a lie: what the adaptive attacker checks at each strength.
 
-Each rule's check is prepared once a round (sorted values, distances between honest updates), so
+Each function prepares a check once a round (sorted values, distances between honest updates), so
 that trying a strength costs little.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from types import MappingProxyType
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from holdout.errors import InfeasibleError
-from holdout.rules import RULES
-from holdout.rules.distance import (
-    Matrix,
-    bulyan_indices,
-    centred_gram,
-    krum_index,
-    multi_krum_indices,
-)
+from holdout.rules.distance import Matrix, bulyan_indices, centred_gram
+from holdout.rules.rule import LieLine, Rehearse
 
 BLOCK = 1 << 13  # Coordinates judged at a time, in the cache; often some decide for all.
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class LieLine:
-    """What is tried: `copies` times base + s * direction among the honest updates."""
-
-    honest: Tensor
-    base: Tensor
-    direction: Tensor
-    copies: int
-    f: int
-
-    @property
-    def count(self) -> int:
-        """All updates, n."""
-        return len(self.honest) + self.copies
-
-    def at(self, strength: float) -> Tensor:
-        """The lie of this strength."""
-        return self.base + strength * self.direction
-
-
-Prepare = Callable[[LieLine], Callable[[float], bool]]
-"""A line -> for a strength, whether the rule selects the lie."""
 
 
 def _distances(line: LieLine) -> Callable[[float], Matrix]:
@@ -68,7 +35,7 @@ def _distances(line: LieLine) -> Callable[[float], Matrix]:
     return at
 
 
-def _by_distance(choose: Callable[[Matrix, int], Sequence[int]]) -> Prepare:
+def by_distance(choose: Callable[[Matrix, int], Sequence[int]]) -> Rehearse:
     """Rules that return or average the updates they choose."""
 
     def prepare(line: LieLine) -> Callable[[float], bool]:
@@ -78,7 +45,7 @@ def _by_distance(choose: Callable[[Matrix, int], Sequence[int]]) -> Prepare:
     return prepare
 
 
-def _bulyan(line: LieLine) -> Callable[[float], bool]:
+def of_bulyan(line: LieLine) -> Callable[[float], bool]:
     """Chosen by its Krums, which copies far away may be too, and then near the median of those."""
     distances, honest = _distances(line), len(line.honest)
 
@@ -93,7 +60,7 @@ def _bulyan(line: LieLine) -> Callable[[float], bool]:
     return passes
 
 
-def _by_place(places: Callable[[int, int], tuple[int, int]]) -> Prepare:
+def by_place(places: Callable[[int, int], tuple[int, int]]) -> Rehearse:
     """Rules that keep what stands in the places `first` to `last` of the sorted values.
 
     The copies are equal, so they stand together behind the honest values that are smaller. One of
@@ -121,7 +88,7 @@ def _by_place(places: Callable[[int, int], tuple[int, int]]) -> Prepare:
     return prepare
 
 
-def _by_nearness(line: LieLine) -> Callable[[float], bool]:
+def by_nearness(line: LieLine) -> Callable[[float], bool]:
     """Mean around median: the n - f values nearest the median are kept."""
     nearest = line.count - line.f
     ordered = line.honest.sort(dim=0).values
@@ -158,44 +125,3 @@ def _at_place(ordered: Tensor, lie: Tensor, copies: int, place: int) -> Tensor:
     if place < len(ordered):
         value = torch.minimum(value, ordered[place])
     return value
-
-
-PREPARE: Mapping[str, Prepare] = MappingProxyType(
-    {
-        "krum": _by_distance(lambda distances, f: [krum_index(distances, f=f)]),
-        "krum-unsquared": _by_distance(lambda distances, f: [krum_index(np.sqrt(distances), f=f)]),
-        "multi-krum": _by_distance(lambda distances, f: multi_krum_indices(distances, f=f)),
-        "bulyan": _bulyan,
-        "trimmed-mean": _by_place(lambda n, f: (f, n - f - 1)),
-        "median": _by_place(lambda n, _f: ((n - 1) // 2, n // 2)),
-        "mean-around-median": _by_nearness,
-    }
-)
-"""Mean, geometric median and own rules are missing: they leave nobody out."""
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class DeployedRule:
-    """A baseline rule, run by the attacker on the honest updates that it knows."""
-
-    rule: str
-    honest: Tensor
-    copies: int
-    f: int
-
-    @property
-    def leaves_nobody_out(self) -> bool:
-        """Whether no strength is too much."""
-        return self.rule not in PREPARE
-
-    def selects(
-        self, base: Tensor, direction: Tensor, strengths: Sequence[float]
-    ) -> Iterator[bool]:
-        """For each strength: whether the rule selects the lie (never, if it is infeasible)."""
-        line = LieLine(self.honest, base, direction, self.copies, self.f)
-        try:
-            RULES[self.rule](torch.zeros(line.count, 1), f=self.f)
-        except InfeasibleError:
-            yield from [False] * len(strengths)
-            return
-        yield from map(PREPARE[self.rule](line), strengths)

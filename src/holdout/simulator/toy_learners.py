@@ -15,7 +15,7 @@ from holdout.agreement import aggregate
 from holdout.agreement.events import Combine, Judge, Propose
 from holdout.ids import ProposalId
 from holdout.seeds import Stream, stream
-from holdout.voting.ballot import Gate, cast_ballot
+from holdout.voting import Gate, cast_approvals
 
 VALLEY_DIMENSION = 4
 _GRAIN = 1 << 16
@@ -86,7 +86,7 @@ class Valley:
             losses[ProposalId(place)] = self._loss(
                 [w - step * g for w, g in zip(weights, gradient, strict=True)]
             )
-        ballot = cast_ballot(
+        ballot = cast_approvals(
             losses,
             approve_count=job.approve_max,
             gate=Gate.MEDIAN,

@@ -2,16 +2,18 @@
 
 Only ids, integers and floats live here; gradients and data do not. The steps of a round:
 
-    draw_committee   P_t and C_t, the proposers and the voters        (committee)
-    bound_radius     how long an update may be before it is scored     (bound)
-    cast_ballot      holdout losses -> the proposals a voter approves  (ballot)
-    admit_ballots    what voters sent -> valid ballots, counted faults (tally)
-    tally            ballots -> the union-consensus UC_t               (tally)
+    draw_committee    P_t and C_t, the proposers and the voters         (committee)
+    bound_radius      how long an update may be before it is scored     (bound)
+    cast_approvals    holdout losses -> the proposals a voter approves  (approvals)
+    admit_approvals   what voters sent -> valid ballots, counted faults (approvals)
+    tally             ballots -> the union-consensus UC_t               (approvals)
 
-`Terms` tells the paper's rule from the hardened one; `odds` computes how likely a draw is bad.
+`Terms` tells one vote from another, `VOTES` lists them; `ballot` says what kinds of ballots there
+are; `odds` computes how likely a draw is bad.
 """
 
-from holdout.voting.ballot import Ballot, Gate, cast_ballot
+from holdout.voting.approvals import Gate, Selection, admit_approvals, cast_approvals, rank, tally
+from holdout.voting.ballot import AdmittedBallots, Approvals, Ballot, BallotFault, BallotKind
 from holdout.voting.bound import bound_radius
 from holdout.voting.committee import (
     Committee,
@@ -19,25 +21,31 @@ from holdout.voting.committee import (
     draw_byzantine,
     draw_committee,
     has_honest_majority,
+    tolerated_count,
 )
-from holdout.voting.tally import AdmittedBallots, BallotFault, Selection, admit_ballots, tally
-from holdout.voting.terms import Quorum, Terms
+from holdout.voting.terms import VOTES, Quorum, Terms, VoteRule
 
 __all__ = [
+    "VOTES",
     "AdmittedBallots",
+    "Approvals",
     "Ballot",
     "BallotFault",
+    "BallotKind",
     "Committee",
     "Gate",
     "Quorum",
     "Selection",
     "Terms",
-    "admit_ballots",
+    "VoteRule",
+    "admit_approvals",
     "approve_count",
     "bound_radius",
-    "cast_ballot",
+    "cast_approvals",
     "draw_byzantine",
     "draw_committee",
     "has_honest_majority",
+    "rank",
     "tally",
+    "tolerated_count",
 ]

@@ -1,75 +1,92 @@
-"""Holdout losses -> the proposals that one voter approves (the paper's A_Holdout)."""
+"""What a voter sends, whatever it says: its kinds, its faults, and how ballots are admitted.
 
-import math
-import statistics
-from collections.abc import Mapping
+Ballots come from liars too. Whatever a voter sends is either a valid ballot or void for a stated,
+counted reason; nothing raises.
+
+A ballot has a kind: what its sender tells. Today there is one. A second kind is a class here, a
+module beside `approvals` that reads and counts it, and a case in `Terms`; then what an honest
+worker answers (`Worker.vote`), and one place each in `federation.electorate`, in `flower.records`
+and in the node's learner process, where ballots are made and read.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
-from holdout.ids import ProposalId
+from holdout.ids import ProposalId, WorkerId
 
 
-class Gate(StrEnum):
-    """What an approved proposal's loss must pass, besides its rank."""
+class BallotKind(StrEnum):
+    """What a voter's message says."""
 
-    MEDIAN = "median"
-    """At most the larger of the current model's loss and the voter's median loss."""
-    ZERO = "zero"
-    """Below the current model's loss: the proposal must help this voter."""
-    NONE = "none"
-    """Any finite loss."""
+    APPROVALS = "approvals"
+    """Which proposals did best on the voter's data (the paper's ballot)."""
 
 
 @dataclass(frozen=True, slots=True)
-class Ballot:
-    """The proposals that did best on one voter's holdout data, in id order."""
+class Approvals:
+    """The proposals that did best on one voter's holdout data, in id order.
+
+    Example:
+        >>> Approvals((ProposalId(0), ProposalId(3))).approved
+        (0, 3)
+    """
 
     approved: tuple[ProposalId, ...]
 
 
-def cast_ballot(
-    losses: Mapping[ProposalId, float],
+Ballot = Approvals
+"""What one voter sends, of whatever kind: a union once there is a second class."""
+
+
+class BallotFault(StrEnum):
+    """Why a ballot is void."""
+
+    MISSING = "missing"
+    """The voter was drawn and sent nothing."""
+    NOT_DRAWN = "not-drawn"
+    SECOND = "second"
+    """The voter had sent one already; the first stands or falls by itself."""
+    MALFORMED = "malformed"
+    """Not a list or tuple of integers."""
+    TOO_LONG = "too-long"
+    REPEATED_ID = "repeated-id"
+    UNKNOWN_ID = "unknown-id"
+    TOO_SHORT = "too-short"
+    """Fewer names than a full ballot has, where only full ballots count."""
+
+
+@dataclass(frozen=True, slots=True)
+class AdmittedBallots:
+    """What counts, keyed by voter so that nobody is counted twice, and what does not."""
+
+    valid: Mapping[WorkerId, Ballot]
+    void: tuple[tuple[WorkerId, BallotFault], ...]
+
+
+def admit_ballots(
+    sent: Iterable[tuple[WorkerId, object]],
     *,
-    approve_count: int,
-    gate: Gate | None = None,
-    current_loss: float = math.inf,
-) -> Ballot:
-    """The `approve_count` proposals of smallest loss, less those that the gate stops.
-
-    Without a gate this is the paper's ballot: exactly `approve_count` names, however bad, with
-    proposals whose loss is not finite coming last. With one, no proposal has to be endorsed.
-    """
-    best = rank(losses)[:approve_count]
-    if gate is not None:
-        limit = _limit(losses, gate, current_loss)
-        best = [p for p in best if _passes(losses[p], gate, limit)]
-    return Ballot(tuple(sorted(best)))
-
-
-def rank(losses: Mapping[ProposalId, float]) -> list[ProposalId]:
-    """Best first; equal losses by id; losses that are not finite last, by id."""
-    return sorted(
-        losses, key=lambda p: (losses[p], p) if math.isfinite(losses[p]) else (math.inf, p)
-    )
-
-
-def _limit(losses: Mapping[ProposalId, float], gate: Gate, current_loss: float) -> float:
-    # A model whose loss is no longer finite is beaten by any finite one.
-    current = current_loss if math.isfinite(current_loss) else math.inf
-    # Over the finite losses alone: otherwise proposals that overflow would open the gate.
-    finite = [loss for loss in losses.values() if math.isfinite(loss)]
-    if gate is Gate.MEDIAN and finite:
-        return max(current, statistics.median(finite))
-    return current
-
-
-def _passes(loss: float, gate: Gate, limit: float) -> bool:
-    if not math.isfinite(loss):
-        return False
-    match gate:
-        case Gate.MEDIAN:
-            return loss <= limit
-        case Gate.ZERO:
-            return loss < limit
-        case Gate.NONE:
-            return True
+    voters: Iterable[WorkerId],
+    read: Callable[[object], Ballot | BallotFault],
+) -> AdmittedBallots:
+    """Check what voters sent, in order of arrival; `read` knows the kind of ballot."""
+    drawn = tuple(voters)
+    valid: dict[WorkerId, Ballot] = {}
+    void: list[tuple[WorkerId, BallotFault]] = []
+    heard: set[WorkerId] = set()
+    for voter, message in sent:
+        if voter not in drawn:
+            void.append((voter, BallotFault.NOT_DRAWN))
+            continue
+        if voter in heard:
+            void.append((voter, BallotFault.SECOND))
+            continue
+        heard.add(voter)
+        ballot = read(message)
+        if isinstance(ballot, BallotFault):
+            void.append((voter, ballot))
+        else:
+            valid[voter] = ballot
+    void.extend((voter, BallotFault.MISSING) for voter in drawn if voter not in heard)
+    return AdmittedBallots(valid, tuple(void))

@@ -29,6 +29,15 @@ def approve_count(proposal_count: int, f: Fraction) -> int:
     return math.ceil((1 - f) * proposal_count)
 
 
+def tolerated_count(proposal_count: int, f: Fraction) -> int:
+    """N_p - k: how many lies among the proposals a rule must stand.
+
+    >>> tolerated_count(30, Fraction(33, 100))
+    9
+    """
+    return proposal_count - approve_count(proposal_count, f)
+
+
 def draw_byzantine(workers: int, count: int, seed: int) -> frozenset[WorkerId]:
     """Who lies: drawn once a seed, the same for every rule that is compared."""
     return frozenset(WorkerId(w) for w in stream(seed, "byzantine").sample(range(workers), count))

@@ -1,4 +1,4 @@
-"""The terms of a vote: one machinery, two rules.
+"""The terms of a vote: one machinery, several rules.
 
 `Terms.paper(f)` is HoldOut SGD to the letter. `Terms(f)` is the same vote made safe: updates are
 bounded, ballots are gated (so a draw with too many liars forces nobody to endorse one), and the
@@ -6,16 +6,17 @@ quorum is a majority of the voters drawn.
 """
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from fractions import Fraction
+from types import MappingProxyType
 from typing import Self
 
 from holdout.ids import ProposalId, WorkerId
-from holdout.voting.ballot import Ballot, Gate, cast_ballot
+from holdout.voting.approvals import Gate, Selection, admit_approvals, cast_approvals, tally
+from holdout.voting.ballot import AdmittedBallots, Ballot, BallotKind
 from holdout.voting.committee import approve_count
-from holdout.voting.tally import AdmittedBallots, admit_ballots
 
 
 class Quorum(StrEnum):
@@ -29,7 +30,13 @@ class Quorum(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Terms:
-    """What a ballot must look like and what it takes to be selected."""
+    """What a ballot must look like and what it takes to be selected.
+
+    Example:
+        >>> terms = Terms(Fraction(1, 3))
+        >>> terms.approve_count(30), terms.quorum(drawn=30, valid=28)
+        (20, 16)
+    """
 
     f: Fraction
     gate: Gate | None = Gate.MEDIAN
@@ -37,6 +44,8 @@ class Terms:
     quorum_kind: Quorum = Quorum.MAJORITY
     bound: bool = True
     """Whether updates are scaled down to the radius before anybody scores or averages them."""
+    kind: BallotKind = BallotKind.APPROVALS
+    """What voters send."""
     first_order: bool = False
     """Score update g by -<g, gradient of the voter's loss> instead of its loss (Proposition 1)."""
 
@@ -60,7 +69,7 @@ class Terms:
 
     def cast(self, losses: Mapping[ProposalId, float], *, current_loss: float) -> Ballot:
         """An honest voter's ballot."""
-        return cast_ballot(
+        return cast_approvals(
             losses,
             approve_count=self.approve_count(len(losses)),
             gate=self.gate,
@@ -76,13 +85,15 @@ class Terms:
     ) -> AdmittedBallots:
         """The valid ballots among those sent, and what was wrong with the others."""
         known = frozenset(proposals)
-        return admit_ballots(
-            sent,
-            voters=voters,
-            proposals=known,
-            approve_count=self.approve_count(len(known)),
-            full=self.gate is None,
-        )
+        match self.kind:
+            case BallotKind.APPROVALS:
+                return admit_approvals(
+                    sent,
+                    voters=voters,
+                    proposals=known,
+                    approve_count=self.approve_count(len(known)),
+                    full=self.gate is None,
+                )
 
     def quorum(self, *, drawn: int, valid: int) -> int:
         """Approvals needed, when so many voters were drawn and so many ballots are valid."""
@@ -91,3 +102,36 @@ class Terms:
                 return drawn // 2 + 1
             case Quorum.PAPER:
                 return max(1, math.ceil((1 - self.f) * valid))
+
+    def select(self, ballots: Mapping[WorkerId, Ballot], *, drawn: int) -> Selection:
+        """The union-consensus of the valid ballots, when so many voters were drawn."""
+        match self.kind:
+            case BallotKind.APPROVALS:
+                return tally(ballots, quorum=self.quorum(drawn=drawn, valid=len(ballots)))
+
+
+@dataclass(frozen=True, slots=True)
+class VoteRule:
+    """A rule that is a vote: what people call it, and its terms for a share f of liars.
+
+    Example:
+        >>> VOTES["holdout-paper"].label, VOTES["holdout-paper"].terms(Fraction(1, 3)).bound
+        ('HoldOut (paper)', False)
+    """
+
+    label: str
+    terms: Callable[[Fraction], Terms]
+    is_fixed: bool = False
+    """Whether settings of a config leave its terms as they are."""
+    has_server: bool = False
+    """Only in mode `decentralized`: the same vote with a truthful server, for comparison."""
+
+
+VOTES: Mapping[str, VoteRule] = MappingProxyType(
+    {
+        "holdout-paper": VoteRule("HoldOut (paper)", Terms.paper, is_fixed=True),
+        "holdout": VoteRule("HoldOut", Terms),
+        "holdout-central": VoteRule("HoldOut (server)", Terms, has_server=True),
+    }
+)
+"""Every vote by its name in a config; nothing else lists them."""

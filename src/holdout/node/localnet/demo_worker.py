@@ -7,12 +7,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from holdout.data.datasets import load
+from holdout.data.datasets import Shard, load
 from holdout.data.partition import partition
 from holdout.ids import ProposalId, RoundNumber, WorkerId
 from holdout.learning import vector
 from holdout.voting import Ballot, Terms
-from holdout.workers import HonestWorker, Recipe, Shard
+from holdout.workers import HonestWorker, Recipe
 
 DATA = "mnist-5k"
 

@@ -16,6 +16,7 @@ from holdout.errors import UserError
 from holdout.ids import ProposalId, RoundNumber
 from holdout.node.localnet.demo_worker import BundledWorker
 from holdout.node.localnet.demo_worker import make_worker as make_honest
+from holdout.rules import RULES
 from holdout.seeds import stream
 from holdout.voting import Ballot, Terms
 
@@ -46,7 +47,7 @@ class LyingWorker:
                 for guess in range(GUESSES)
             ]
         )
-        deployed = DeployedRule("krum", known, 1, 1)
+        deployed = DeployedRule(RULES["krum"], known, 1, 1)
         made = self.attack(
             View(
                 round_number=round_number,
@@ -57,7 +58,7 @@ class LyingWorker:
                 known=known,
                 own_updates=lambda: known[:1],
                 deployed=deployed,
-                baseline=lambda rule: DeployedRule(rule, known, 1, 1),
+                baseline=lambda rule: DeployedRule(RULES[rule], known, 1, 1),
                 source=stream(self.seed, "attack", round_number),
             )
         )

@@ -1,0 +1,50 @@
+"""What rules and workers keep from one round to the next, custom ones included.
+
+A rule or a worker that must remember something is handed a dict of tensors, its own alone, and
+writes into it; what the dict holds afterwards is handed to it again in the next round. In between
+it is part of the round's state: it is saved in checkpoints, and no two curves or seeds share it.
+"""
+
+import inspect
+from collections.abc import Callable, Mapping
+
+import torch
+from torch import Tensor
+
+from holdout.errors import PluginError
+
+Kept = dict[str, Tensor]
+"""Tensors by name."""
+
+
+def takes(function: Callable[..., object], parameter: str) -> bool:
+    """Whether a function has a parameter of this name."""
+    try:
+        return parameter in inspect.signature(function).parameters
+    except (TypeError, ValueError):  # Some built-in functions do not tell.
+        return False
+
+
+def private_copy(kept: Mapping[str, Tensor]) -> Kept:
+    """What is handed out: changing it, or its tensors, changes nothing else."""
+    return {name: tensor.clone() for name, tensor in kept.items()}
+
+
+def checked_copy(owner: str, kept: object) -> Kept:
+    """What came back, once it is known to be tensors by name; whoever keeps the original may."""
+    if not isinstance(kept, dict):
+        raise PluginError(f"{owner}: its state must stay a dict; got {type(kept).__name__}")
+    copy: Kept = {}
+    for name, tensor in kept.items():
+        if not isinstance(name, str) or not isinstance(tensor, Tensor):
+            raise PluginError(
+                f"{owner}: its state must hold tensors by name, so that it can be saved; got "
+                f"{name!r}: {type(tensor).__name__}"
+            )
+        if tensor.layout is not torch.strided or tensor.dtype is torch.bfloat16:
+            raise PluginError(
+                f"{owner}: its state must hold plain tensors that numpy can save; "
+                f"got {name!r}: {tensor.dtype}, {tensor.layout}"
+            )
+        copy[name] = tensor.detach().clone()
+    return copy

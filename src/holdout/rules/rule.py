@@ -1,0 +1,253 @@
+"""What a rule is: a function from updates to one, and all that others need to know about it.
+
+A rule is a plain function `rule(updates, *, f)`. One that draws at random, looks at the model or
+remembers something takes a `context` besides; the functions of this package need none. A `Rule`
+puts beside the function what the rest of the project asks: what people call it, which updates it
+names, how an attacker rehearses it, how many updates it needs. A pre-aggregation changes the
+updates before the rule sees them, and `compose` puts one in front of any rule.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from holdout.errors import InfeasibleError, MisuseError
+from holdout.ids import RoundNumber
+from holdout.kept import Kept, takes
+from holdout.seeds import Stream
+
+RuleFunction = Callable[..., Tensor]
+"""(updates (n, d), f=..., and `context=...` if it takes one) -> the update (d,) to apply."""
+
+PreFunction = Callable[..., Tensor]
+"""(updates (n, d), f=..., and `context=...` if it takes one) -> the updates that the rule sees."""
+
+Choose = Callable[[Tensor, int], Sequence[int]]
+"""(updates, f) -> the places of the updates that the rule averages."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LieLine:
+    """What an attacker tries: `copies` times base + s * direction among the honest updates."""
+
+    honest: Tensor
+    base: Tensor
+    direction: Tensor
+    copies: int
+    f: int
+
+    @property
+    def count(self) -> int:
+        """All updates, n."""
+        return len(self.honest) + self.copies
+
+    def at(self, strength: float) -> Tensor:
+        """The lie of this strength."""
+        return self.base + strength * self.direction
+
+    def updates(self, strength: float) -> Tensor:
+        """What the rule gets, (n, d): the honest updates, then the copies of the lie."""
+        return torch.cat([self.honest, self.at(strength).expand(self.copies, -1)])
+
+
+Rehearse = Callable[[LieLine], Callable[[float], bool]]
+"""A line of lies -> for a strength, whether the rule selects the lie."""
+
+LEAVES_NOBODY_OUT = None
+"""In place of a rehearsal: every update counts, so no strength of a lie is too much."""
+
+NAMES_NOBODY = None
+"""In place of a choice: the rule blends coordinates of all updates."""
+
+
+@dataclass(frozen=True, slots=True)
+class Needs:
+    """How many updates a rule needs to withstand f liars."""
+
+    bound: str
+    """As people write it."""
+    least: Callable[[int], int]
+    """f -> the smallest n."""
+
+
+ANY_NUMBER = Needs("n >= 1", lambda f: 1 + 0 * f)
+HONEST_MAJORITY = Needs("n > 2f", lambda f: 2 * f + 1)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RuleContext:
+    """What a rule may know besides the updates.
+
+    Args:
+        round_number: The round, counted from 1.
+        weights: A copy of the current weights w_t.
+        learning_rate: The step size of this round.
+        source: Random integers that only this rule draws, decided by the seed and the round.
+        state: What the rule left here in the last round, at first nothing. What it holds when the
+            rule returns is kept for the next round, and saved in checkpoints.
+
+    Example:
+        >>> def clip_to_last(updates, *, f, context):
+        ...     centre = context.state.get("last", torch.zeros(updates.shape[1]))
+        ...     away = updates - centre
+        ...     short = away / away.norm(dim=1, keepdim=True).clamp(min=1.0)
+        ...     context.state["last"] = centre + short.mean(dim=0)
+        ...     return context.state["last"]
+        >>> context = RuleContext(
+        ...     RoundNumber(1), torch.zeros(2), 0.1, Stream(b"example"), {"last": torch.ones(2)}
+        ... )
+        >>> clip_to_last(torch.tensor([[1.0, 1.0], [1.0, 5.0]]), f=0, context=context)
+        tensor([1.0000, 1.5000])
+    """
+
+    round_number: RoundNumber
+    weights: Tensor
+    learning_rate: float
+    source: Stream
+    state: Kept = field(default_factory=dict)
+
+    def generator(self) -> torch.Generator:
+        """A generator for noise, decided by the seed and the round."""
+        return torch.Generator().manual_seed(self.source.generator_seed())
+
+
+@dataclass(frozen=True, slots=True)
+class PreAggregation:
+    """A function from updates to updates, to be composed with a rule.
+
+    Args:
+        function: `function(updates, *, f)` -> updates; may take a `context` like a rule.
+        label: What people call it.
+        keeps_rows: Whether row i of the result stands for proposal i, changed by itself alone; a
+            rule behind it can then still say which proposals it chose.
+        needs: How many updates it needs.
+
+    Example:
+        >>> from holdout.rules import PRE_AGGREGATIONS
+        >>> PRE_AGGREGATIONS["clipping"](torch.tensor([[3.0, 4.0], [0.5, 0.0]]), f=0)
+        tensor([[1.2000, 1.6000],
+                [0.5000, 0.0000]])
+    """
+
+    function: PreFunction
+    label: str
+    keeps_rows: bool
+    needs: Needs
+
+    def __call__(self, updates: Tensor, *, f: int, context: RuleContext | None = None) -> Tensor:
+        """The updates as the rule behind it sees them."""
+        return call(self.function, updates, f=f, context=context)
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """A rule and what the rest of the project must know about it; called like its function.
+
+    Args:
+        function: `function(updates, *, f)` -> the update to apply; may take a `context`.
+        label: What people call it.
+        choose: Which updates it averages, or `NAMES_NOBODY`.
+        rehearse: How an attacker finds out whether it selects a lie, or `LEAVES_NOBODY_OUT`.
+        needs: How many updates it needs.
+        pre: The pre-aggregations in front of it, first to last.
+
+    Example:
+        >>> from holdout.rules import RULES
+        >>> RULES["median"](torch.tensor([[1.0], [2.0], [9.0]]), f=1)
+        tensor([2.])
+        >>> RULES["krum"].label, RULES["krum"].needs.bound
+        ('Krum', 'n > 2f + 2')
+    """
+
+    function: RuleFunction
+    label: str
+    choose: Choose | None
+    rehearse: Rehearse | None
+    needs: Needs
+    pre: tuple[PreAggregation, ...] = ()
+
+    def __call__(self, updates: Tensor, *, f: int, context: RuleContext | None = None) -> Tensor:
+        """The update to apply."""
+        prepared = self.prepare(updates, f=f, context=context)
+        return call(self.function, prepared, f=f, context=context)
+
+    def prepare(self, updates: Tensor, *, f: int, context: RuleContext | None = None) -> Tensor:
+        """The updates after the pre-aggregations."""
+        for pre in self.pre:
+            updates = pre(updates, f=f, context=context)
+        return updates
+
+    @property
+    def names_proposals(self) -> bool:
+        """Whether what it chooses are proposals as they were sent."""
+        return self.choose is not NAMES_NOBODY and all(pre.keeps_rows for pre in self.pre)
+
+    def is_feasible(self, *, n: int, f: int) -> bool:
+        """Whether so many updates are enough for the rule and for what stands in front of it."""
+        needs = [self.needs, *(part.needs for part in self.pre)]
+        return all(n >= need.least(f) for need in needs)
+
+
+def custom_rule(function: RuleFunction, label: str) -> Rule:
+    """A user's function as a `Rule`: it tells nothing of itself, so nothing is known of it."""
+    if isinstance(function, Rule):
+        return function
+    return Rule(function, label, NAMES_NOBODY, LEAVES_NOBODY_OUT, ANY_NUMBER)
+
+
+def call(function: Callable[..., Tensor], updates: Tensor, *, f: int, context: Any) -> Tensor:
+    """Call a rule's or a pre-aggregation's function, with a context if it takes one."""
+    if takes(function, "context"):
+        return function(updates, f=f, context=context)
+    return function(updates, f=f)
+
+
+def put_in_front(pre: PreAggregation, rule: Rule) -> Rule:
+    """The rule behind one more pre-aggregation.
+
+    An attacker rehearses it by running it. What takes a context cannot be run before its round.
+    """
+    behind = replace(rule, label=f"{pre.label} + {rule.label}", pre=(pre, *rule.pre))
+    functions = [rule.function, *(part.function for part in behind.pre)]
+    if any(takes(function, "context") for function in functions):
+        return replace(behind, rehearse=LEAVES_NOBODY_OUT)
+    return replace(behind, rehearse=partial(_rehearse_by_running, behind))
+
+
+def _rehearse_by_running(rule: Rule, line: LieLine) -> Callable[[float], bool]:
+    """A lie passes while a stronger one still moves the result; to be asked in rising order."""
+    direction = line.direction.double()
+    length = float(direction @ direction)
+    tried: list[tuple[float, float]] = []
+
+    def passes(strength: float) -> bool:
+        reached = float(rule(line.updates(strength), f=line.f).double() @ direction)
+        tried.append((strength, reached))
+        if len(tried) == 1:
+            return True
+        (weaker, before), _ = tried[-2:]
+        return reached - before > STILL_MOVES * (strength - weaker) * length
+
+    return passes
+
+
+STILL_MOVES = 1e-4
+"""A result that follows a lie by less than this share of its way does not follow it."""
+
+
+def admit(rule: str, updates: Tensor, *, f: int, needs: Needs) -> Tensor:
+    """The updates without their gradients, once they are known to suit the rule."""
+    if updates.ndim != 2 or updates.shape[1] == 0:  # noqa: PLR2004 - rows and columns.
+        shape = tuple(updates.shape)
+        raise MisuseError(f"{rule} needs updates of shape (n, d) with d >= 1; got {shape}")
+    if updates.dtype not in (torch.float32, torch.float64):
+        raise MisuseError(f"{rule} needs float32 or float64 updates; got {updates.dtype}")
+    if f < 0:
+        raise MisuseError(f"{rule} needs f >= 0; got f={f}")
+    if len(updates) < max(needs.least(f), 1):
+        raise InfeasibleError(f"{rule} needs {needs.bound} updates; got n={len(updates)}, f={f}")
+    return updates.detach()

@@ -1,0 +1,121 @@
+"""Ballots that name the proposals a voter approves: the paper's A_Holdout, and counting them.
+
+cast_approvals    holdout losses -> the proposals that one voter approves  (A_Holdout)
+admit_approvals   what voters sent -> valid ballots, counted faults
+tally             ballots -> the union-consensus UC_t                      (A_Consensus)
+"""
+
+import math
+import statistics
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from collections.abc import Set as AbstractSet
+from enum import StrEnum
+from functools import partial
+
+from holdout.ids import ProposalId, WorkerId
+from holdout.voting.ballot import AdmittedBallots, Approvals, BallotFault, admit_ballots
+
+Selection = tuple[ProposalId, ...]
+"""The union-consensus: proposals that reached the quorum, in id order; may be empty."""
+
+
+class Gate(StrEnum):
+    """What an approved proposal's loss must pass, besides its rank."""
+
+    MEDIAN = "median"
+    """At most the larger of the current model's loss and the voter's median loss."""
+    ZERO = "zero"
+    """Below the current model's loss: the proposal must help this voter."""
+    NONE = "none"
+    """Any finite loss."""
+
+
+def cast_approvals(
+    losses: Mapping[ProposalId, float],
+    *,
+    approve_count: int,
+    gate: Gate | None = None,
+    current_loss: float = math.inf,
+) -> Approvals:
+    """The `approve_count` proposals of smallest loss, less those that the gate stops.
+
+    Without a gate this is the paper's ballot: exactly `approve_count` names, however bad, with
+    proposals whose loss is not finite coming last. With one, no proposal has to be endorsed.
+    """
+    best = rank(losses)[:approve_count]
+    if gate is not None:
+        limit = _limit(losses, gate, current_loss)
+        best = [p for p in best if _passes(losses[p], gate, limit)]
+    return Approvals(tuple(sorted(best)))
+
+
+def rank(losses: Mapping[ProposalId, float]) -> list[ProposalId]:
+    """Best first; equal losses by id; losses that are not finite last, by id."""
+    return sorted(
+        losses, key=lambda p: (losses[p], p) if math.isfinite(losses[p]) else (math.inf, p)
+    )
+
+
+def _limit(losses: Mapping[ProposalId, float], gate: Gate, current_loss: float) -> float:
+    # A model whose loss is no longer finite is beaten by any finite one.
+    current = current_loss if math.isfinite(current_loss) else math.inf
+    # Over the finite losses alone: otherwise proposals that overflow would open the gate.
+    finite = [loss for loss in losses.values() if math.isfinite(loss)]
+    if gate is Gate.MEDIAN and finite:
+        return max(current, statistics.median(finite))
+    return current
+
+
+def _passes(loss: float, gate: Gate, limit: float) -> bool:
+    if not math.isfinite(loss):
+        return False
+    match gate:
+        case Gate.MEDIAN:
+            return loss <= limit
+        case Gate.ZERO:
+            return loss < limit
+        case Gate.NONE:
+            return True
+
+
+def admit_approvals(
+    sent: Iterable[tuple[WorkerId, object]],
+    *,
+    voters: Iterable[WorkerId],
+    proposals: AbstractSet[ProposalId],
+    approve_count: int,
+    full: bool,
+) -> AdmittedBallots:
+    """Check what voters sent, in order of arrival.
+
+    A ballot names at most `approve_count` of the `proposals`, each once; exactly as many where
+    `full` is asked for.
+    """
+    read = partial(_read, proposals=proposals, approve_count=approve_count, full=full)
+    return admit_ballots(sent, voters=voters, read=read)
+
+
+def _read(
+    names: object, *, proposals: AbstractSet[ProposalId], approve_count: int, full: bool
+) -> Approvals | BallotFault:
+    # The type is compared exactly: True is an int too, but no proposal's name.
+    if not isinstance(names, list | tuple):
+        return BallotFault.MALFORMED
+    if len(names) > approve_count:
+        return BallotFault.TOO_LONG
+    if any(type(name) is not int for name in names):
+        return BallotFault.MALFORMED
+    if len(set(names)) < len(names):
+        return BallotFault.REPEATED_ID
+    if any(name not in proposals for name in names):
+        return BallotFault.UNKNOWN_ID
+    if full and len(names) < approve_count:
+        return BallotFault.TOO_SHORT
+    return Approvals(tuple(sorted(names)))
+
+
+def tally(ballots: Mapping[WorkerId, Approvals], *, quorum: int) -> Selection:
+    """Proposals approved by at least `quorum` voters, in id order; may be empty."""
+    approvals = Counter(p for ballot in ballots.values() for p in ballot.approved)
+    return tuple(sorted(p for p, count in approvals.items() if count >= quorum))
