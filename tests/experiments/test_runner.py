@@ -517,7 +517,10 @@ def test_if_nobody_proposes_rounds_make_no_step(data):
         (Plugins(attack=lambda _: 1 / 0), "attack '<lambda>' raised ZeroDivisionError"),
         (Plugins(attack=lambda _: 5), "attack '<lambda>' must return"),
         (Plugins(worker=lambda _: 1 / 0), "custom worker raised ZeroDivisionError"),
-        (Plugins(worker=lambda _: None), "custom worker must have propose and vote; got .*NoneType"),
+        (
+            Plugins(worker=lambda _: None),
+            "custom worker must have propose and vote; got .*None",
+        ),
     ],
 )
 def test_own_code_that_fails_is_told_apart_from_ours(data, own, message):
