@@ -19,6 +19,7 @@ from matplotlib.style import context
 from matplotlib.ticker import MaxNLocator
 
 from holdout.experiments.curves import NO_ATTACK, CurveResult, name_of
+from holdout.voting import VOTES
 
 SIZE_INCHES = (7.2, 4.0)
 PANEL_INCHES = 3.6
@@ -66,19 +67,24 @@ class Look:
     width: float
 
 
+PROMINENT = (Look("#0072B2", "solid", "circle", 2.4), Look("#56B4E9", "solid", "cross", 2.0))
+"""Of the votes, the most prominent first."""
+
+
 def looks(curves: Sequence[CurveResult]) -> list[Look]:
     """A look for each curve, the same in the figure and on the page."""
-    own = {
-        "holdout": Look("#0072B2", "solid", "circle", 2.4),
-        "holdout-paper": Look("#56B4E9", "solid", "cross", 2.0),
+    prominent = {
+        name: PROMINENT[vote.prominence]
+        for name, vote in VOTES.items()
+        if vote.prominence < len(PROMINENT)
     }
     found, others = [], 0
     for curve in curves:
         if curve.is_baseline:
             found.append(Look("#000000", "longdash", "none", 1.6))
-        elif curve.attack != NO_ATTACK and curve.rule in own:
+        elif curve.attack != NO_ATTACK and curve.rule in prominent:
             # Under a second attack the rule looks like any other: no two curves look the same.
-            found.append(own.pop(curve.rule))
+            found.append(prominent.pop(curve.rule))
         else:
             colour = COLOURS[others % len(COLOURS)]
             found.append(

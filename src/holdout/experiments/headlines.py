@@ -13,9 +13,12 @@ from holdout.experiments.curves import (
     name_of,
 )
 from holdout.shares import byzantine_count, read_share
+from holdout.voting import VOTES
 
 # Differences below what the page prints are none.
 LEVEL_POINTS = 0.05
+
+OTHERS = 2  # The prominence of rules that are no votes.
 
 
 def headline(rows: Sequence[TableRow], config: Mapping[str, Any], *, complete: bool) -> str:
@@ -92,8 +95,8 @@ def _sentence(rows: Sequence[TableRow], opening: str, *, complete: bool) -> str:
 
 def _eminence(row: TableRow) -> tuple[int, float]:
     """What orders the rows by how much the reader came for them: HoldOut, then the best."""
-    first = {"holdout": 0, "holdout-paper": 1}
-    return first.get(row.rule, 2), -(row.accuracy or 0.0)
+    prominence = VOTES[row.rule].prominence if row.rule in VOTES else OTHERS
+    return prominence, -(row.accuracy or 0.0)
 
 
 def _name(row: TableRow) -> str:

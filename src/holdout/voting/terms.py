@@ -121,6 +121,8 @@ class VoteRule:
 
     label: str
     terms: Callable[[Fraction], Terms]
+    prominence: int = 2
+    """What a reader looks for first: 0, then 1; the others are rules among others."""
     is_fixed: bool = False
     """Whether settings of a config leave its terms as they are."""
     has_server: bool = False
@@ -129,8 +131,8 @@ class VoteRule:
 
 VOTES: Mapping[str, VoteRule] = MappingProxyType(
     {
-        "holdout-paper": VoteRule("HoldOut (paper)", Terms.paper, is_fixed=True),
-        "holdout": VoteRule("HoldOut", Terms),
+        "holdout-paper": VoteRule("HoldOut (paper)", Terms.paper, prominence=1, is_fixed=True),
+        "holdout": VoteRule("HoldOut", Terms, prominence=0),
         "holdout-central": VoteRule("HoldOut (server)", Terms, has_server=True),
     }
 )

@@ -1,0 +1,211 @@
+"""Pre-aggregations: by definition, with what liars send, and in front of every rule."""
+
+import itertools
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from holdout.attacks import DeployedRule
+from holdout.attacks.search import inflate, strengths
+from holdout.errors import InfeasibleError, MisuseError, UserError
+from holdout.rules import PRE_AGGREGATIONS, RULES, clipping, compose, find_rule, nnm
+from holdout.rules.preaggregation import CLIPPING_RADIUS
+
+every_rule = pytest.mark.parametrize("rule", RULES)
+every_pre = pytest.mark.parametrize("pre", PRE_AGGREGATIONS)
+
+
+def random_updates(n=15, d=40, seed=0, dtype=torch.float32):
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(n, d, generator=generator, dtype=torch.float64).to(dtype)
+
+
+def plain_nnm(updates, f):
+    """The definition, row by row."""
+    mixed = []
+    for i, row in enumerate(updates.double()):
+        away = [(float(((other - row) ** 2).sum()), j) for j, other in enumerate(updates.double())]
+        away[i] = (-1.0, i)
+        nearest = [j for _, j in sorted(away)[: len(updates) - f]]
+        mixed.append(updates.double()[nearest].mean(dim=0))
+    return torch.stack(mixed).to(updates.dtype)
+
+
+@given(st.integers(1, 12), st.integers(1, 30), st.integers(0, 5), st.integers(0, 1000))
+def test_mixing_equals_its_definition(n, d, f, seed):
+    updates = random_updates(n, d, seed)
+    if n <= 2 * f:
+        with pytest.raises(InfeasibleError, match=f"nnm needs n > 2f updates; got n={n}, f={f}"):
+            nnm(updates, f=f)
+        return
+    assert torch.allclose(nnm(updates, f=f), plain_nnm(updates, f), atol=1e-6)
+
+
+def test_mixing_equals_its_definition_over_many_blocks_of_coordinates():
+    updates = random_updates(7, 70_000)
+    assert torch.allclose(nnm(updates, f=2), plain_nnm(updates, 2), atol=1e-6)
+
+
+def test_of_rows_equally_near_the_lower_index_is_nearer():
+    updates = torch.tensor([[0.0], [1.0], [-1.0], [5.0], [5.0]])
+    assert nnm(updates, f=2)[0].item() == pytest.approx(0.0)
+    twins = torch.tensor([[0.0], [0.0], [0.0], [9.0], [9.0]])
+    assert nnm(twins, f=2)[3].item() == pytest.approx(18 / 3)
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf, 3e38])
+def test_f_rows_that_are_not_finite_or_huge_spoil_no_other(bad):
+    updates = random_updates(9)
+    honest = nnm(updates[:6], f=0)
+    updates[6:] = bad
+    mixed = nnm(updates, f=3)
+    assert torch.allclose(mixed[:6], honest, atol=1e-6)
+    if not math.isfinite(bad):
+        assert not mixed[6:].isfinite().all(dim=1).any()
+
+
+def test_more_bad_rows_than_f_spoil_those_that_must_take_them_in():
+    updates = random_updates(5)
+    updates[3:] = math.nan
+    assert not nnm(updates, f=1).isfinite().all(dim=1).any()
+
+
+@given(st.integers(0, 1000), st.floats(0.1, 20))
+def test_clipping_shortens_long_rows_and_leaves_short_ones_alone(seed, radius):
+    updates = random_updates(8, 12, seed)
+    clipped = clipping(updates, f=2, radius=radius)
+    for before, after in zip(updates, clipped, strict=True):
+        if before.double().norm() <= radius:
+            assert torch.equal(before, after)
+        else:
+            assert after.double().norm().item() == pytest.approx(radius, rel=1e-6)
+            assert torch.allclose(after / after.norm(), before / before.norm(), atol=1e-6)
+
+
+def test_clipping_scales_huge_rows_and_hands_on_what_is_not_finite():
+    updates = torch.tensor([[3e38, 3e38], [math.nan, 1.0], [math.inf, 0.0], [0.0, 0.0]])
+    clipped = clipping(updates, f=0)
+    assert clipped[0].norm().item() == pytest.approx(CLIPPING_RADIUS)
+    assert clipped[1:3].isfinite().all(dim=1).tolist() == [False, False]
+    assert torch.equal(clipped[3], updates[3])
+
+
+@every_pre
+def test_what_no_caller_should_send_to_a_pre_aggregation_is_misuse(pre):
+    for updates, f in ((torch.ones(4), 0), (torch.ones(4, 0), 0), (torch.ones(4, 2), -1)):
+        with pytest.raises(MisuseError, match=f"{pre} needs"):
+            PRE_AGGREGATIONS[pre](updates, f=f)
+
+
+@every_pre
+def test_a_pre_aggregation_modifies_nothing_and_keeps_shape_and_dtype(pre):
+    for dtype in (torch.float32, torch.float64):
+        updates = random_updates(dtype=dtype)
+        before = updates.clone()
+        result = PRE_AGGREGATIONS[pre](updates, f=3)
+        assert torch.equal(updates, before)
+        assert (result.shape, result.dtype) == (updates.shape, dtype)
+
+
+@every_pre
+@every_rule
+def test_a_composed_rule_is_the_rule_over_what_the_pre_aggregation_gives(pre, rule):
+    updates = 3 * random_updates()
+    composed = find_rule(f"{pre}+{rule}")
+    wanted = RULES[rule](PRE_AGGREGATIONS[pre](updates, f=3), f=3)
+    assert torch.equal(composed(updates, f=3), wanted)
+    assert torch.equal(compose(pre, rule)(updates, f=3), wanted)
+    assert torch.equal(compose(PRE_AGGREGATIONS[pre], RULES[rule])(updates, f=3), wanted)
+    assert composed.label == f"{PRE_AGGREGATIONS[pre].label} + {RULES[rule].label}"
+
+
+def test_several_pre_aggregations_are_taken_from_left_to_right():
+    updates = 3 * random_updates()
+    wanted = RULES["median"](nnm(clipping(updates, f=3), f=3), f=3)
+    assert torch.equal(find_rule("clipping+nnm+median")(updates, f=3), wanted)
+    assert torch.equal(compose("clipping", compose("nnm", "median"))(updates, f=3), wanted)
+
+
+def test_custom_functions_compose_like_the_built_in_ones():
+    def halve(updates, *, f):
+        del f
+        return updates / 2
+
+    def first(updates, *, f):
+        del f
+        return updates[0]
+
+    updates = random_updates()
+    assert torch.equal(compose(halve, first)(updates, f=1), updates[0] / 2)
+    assert compose(halve, first).label == "halve + first"
+    assert torch.equal(compose(halve, "mean")(updates, f=1), (updates / 2).mean(dim=0))
+
+
+@pytest.mark.parametrize(
+    "name", ["", "+", "krum+", "+krum", "nnm", "nnm+", "krum+nnm", "nnm++krum"]
+)
+def test_what_is_no_rule_is_not_found(name):
+    assert find_rule(name) is None
+
+
+def test_a_wrong_name_is_told_with_those_there_are():
+    with pytest.raises(UserError, match="there is no pre-aggregation 'nmn'; there are nnm, clip"):
+        compose("nmn", "krum")
+    with pytest.raises(UserError, match="there is no rule 'crum'; there are mean, median"):
+        compose("nnm", "crum")
+
+
+@every_rule
+def test_only_rules_behind_what_keeps_rows_name_proposals(rule):
+    assert find_rule(f"clipping+{rule}").names_proposals == RULES[rule].names_proposals
+    assert not find_rule(f"nnm+{rule}").names_proposals
+    assert not find_rule(f"nnm+clipping+{rule}").names_proposals
+
+
+@every_pre
+@every_rule
+@pytest.mark.parametrize("f", range(4))
+def test_a_composed_rule_is_feasible_exactly_if_it_can_be_run(pre, rule, f):
+    composed = find_rule(f"{pre}+{rule}")
+    for n in range(1, 4 * f + 5):
+        feasible = True
+        try:
+            composed(random_updates(n=n), f=f)
+        except InfeasibleError:
+            feasible = False
+        assert composed.is_feasible(n=n, f=f) == feasible, n
+
+
+@every_pre
+@pytest.mark.parametrize("rule", ["mean", "krum", "trimmed-mean", "geometric-median"])
+@pytest.mark.parametrize("sign", [1, -1])
+def test_the_attacker_climbs_while_the_composed_rule_follows(pre, rule, sign):
+    honest = random_updates(13, 40, seed=3) + 0.3
+    base, step = honest.mean(dim=0), sign * honest.std(dim=0, correction=0)
+    composed = find_rule(f"{pre}+{rule}")
+    gamma = inflate(DeployedRule(composed, honest, 3, 3), base, step, maximum=30.0)
+    ladder = strengths(30.0)
+    place = ladder.index(gamma)
+
+    def reached(s):
+        updates = torch.cat([honest, (base + s * step).expand(3, -1)])
+        return float(composed(updates, f=3).double() @ step.double())
+
+    # Every rung up to gamma moved the result, the next one does not.
+    ways = [reached(s) for s in ladder[: place + 2]]
+    gains = [b - a for a, b in itertools.pairwise(ways)]
+    assert all(gain > 0 for gain in gains[:place])
+    if place + 1 < len(ladder):
+        share = gains[place] / ((ladder[place + 1] - gamma) * float(step.double() @ step.double()))
+        assert share < 1e-3
+
+
+def test_mixing_stops_an_attacker_whom_the_mean_alone_would_not():
+    honest = random_updates(13, 40, seed=3) + 0.3
+    base, step = honest.mean(dim=0), honest.std(dim=0, correction=0)
+    assert inflate(DeployedRule(RULES["mean"], honest, 3, 3), base, step, maximum=30.0) == 30.0
+    mixed = DeployedRule(find_rule("nnm+mean"), honest, 3, 3)
+    assert inflate(mixed, base, step, maximum=30.0) < 30.0
