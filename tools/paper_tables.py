@@ -136,10 +136,13 @@ def _attacks(
     rows = []
     for attack in ("none", *ATTACKS):
         found = [strands(results, f"{prefix}-{attack}", rule) for rule in rules]
-        says = "nobody lies" if attack == "none" else f"`{attack}`"
         if any(worth(strand) for curve in found for strand in curve):
-            rows.append([says, seeds_text(map(len, found)), *map(text, found)])
+            rows.append([_attack_text(attack), seeds_text(map(len, found)), *map(text, found)])
     return table(head, rows)
+
+
+def _attack_text(attack: str) -> str:
+    return "nobody lies" if attack == "none" else f"`{attack}`"
 
 
 def _above(results: Results) -> str:
@@ -158,7 +161,7 @@ def _above(results: Results) -> str:
     prefixes = ("robustness", "dirichlet-0.5", "dirichlet-0.1")
     rows = [
         (
-            "nobody lies" if attack == "none" else f"`{attack}`",
+            _attack_text(attack),
             *(ahead(f"{prefix}-{attack}") for prefix in prefixes),
         )
         for attack in ("none", *ATTACKS)
