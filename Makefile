@@ -53,7 +53,7 @@ readme: $(READY)  ## The README's table: the demo with ten seeds (about ten minu
 	$(BIN)/holdout run --set experiment.seeds='[0,1,2,3,4,5,6,7,8,9]' --out runs/readme
 	$(BIN)/python tools/readme_table.py runs/readme
 
-results: $(READY)  ## What docs/paper.md and docs/robustness.md report; long, stop and go on anytime.
+results: $(READY)  ## Everything in docs/results; long, but can be stopped and continued at any time.
 	$(BIN)/python tools/paper_queue.py --data $(or $(DATA),$(error DATA=folder with mnist and cifar10)) --runs runs/paper
 	$(BIN)/python tools/paper_results.py runs/paper
 	$(BIN)/python tools/paper_tables.py

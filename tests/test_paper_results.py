@@ -5,6 +5,7 @@ import fcntl
 import importlib
 import json
 import math
+import re
 import shlex
 import sys
 from dataclasses import replace
@@ -36,13 +37,57 @@ claims = tool("paper_claims")
 tables = tool("paper_tables")
 figures = tool("paper_figures")
 
-FILES = sorted((ROOT / "docs" / "results").glob("*.json"))
+RESULTS = ROOT / "docs" / "results"
+FILES = sorted(RESULTS.glob("*.json"))
+PAGES = sorted(path.name for path in tables.TEXTS.glob("*.md"))
+FINDINGS = ("paper.md", "robustness.md")
+LINKED = re.compile(r"\]\(results/([\w-]+\.md)")
+DECIMAL = re.compile(r"(?<![\w.])\d+\.\d+(?![\w.]*\d)")
 
 
-@pytest.mark.parametrize("page", tables.PAGES)
+@pytest.mark.parametrize("page", PAGES)
 def test_a_page_holds_exactly_what_the_results_give(page):
-    text = (ROOT / "docs" / page).read_text("utf-8")
-    assert tables.filled(text, tables.read_all()) == text
+    text = (RESULTS / page).read_text("utf-8")
+    assert tables.page(page, tables.read_all()) == text
+
+
+def test_every_page_of_results_is_generated():
+    assert sorted(path.name for path in RESULTS.rglob("*.md")) == PAGES
+
+
+@pytest.mark.parametrize("page", FINDINGS)
+def test_numbers_of_the_findings_stand_in_the_tables_that_they_link_to(page):
+    checked = 0
+    for statement in statements((ROOT / "docs" / page).read_text("utf-8")):
+        links = LINKED.findall(statement)
+        if not links:
+            continue
+        cells = " ".join(
+            line
+            for name in links
+            for line in (RESULTS / name).read_text("utf-8").splitlines()
+            if line.startswith(("|", "#"))
+        )
+        known = set(DECIMAL.findall(cells))
+        # Settings, not measurements: in code, or after the symbol that they are values of.
+        prose = re.sub(r"`[^`]*`|[\wγ]+ = [\d.]+|\([^)]*#[^)]*\)", "", statement)
+        numbers = DECIMAL.findall(prose)
+        assert set(numbers) <= known, statement
+        checked += len(numbers)
+    assert checked > 20
+
+
+@pytest.mark.parametrize("page", FINDINGS)
+def test_a_measured_share_is_linked_to_its_table(page):
+    for statement in statements((ROOT / "docs" / page).read_text("utf-8")):
+        if re.search(r"\d\.\d+ %", statement):
+            assert LINKED.search(statement), statement
+
+
+def statements(text):
+    """The paragraphs and list items of a page, its tables left out."""
+    prose = re.sub(r"^\|.*\n", "", text, flags=re.MULTILINE)
+    return re.split(r"\n\n|\n(?=- |\d+\. )", prose)
 
 
 @pytest.mark.parametrize(
@@ -53,8 +98,8 @@ def test_the_tools_examples_hold(module):
 
 
 def test_every_table_stands_on_one_page():
-    texts = [(ROOT / "docs" / page).read_text("utf-8") for page in tables.PAGES]
-    found = [match[2] for text in texts for match in tables.MARKED.finditer(text)]
+    texts = [(tables.TEXTS / page).read_text("utf-8") for page in PAGES]
+    found = [match[1] for text in texts for match in tables.PLACE.finditer(text)]
     assert sorted(found) == sorted(tables.TABLES)
 
 

@@ -1,4 +1,4 @@
-"""What stands in a cell of the tables: strands of a curve, as a mean and a spread."""
+"""The cells of the result tables: a curve's strands, one a seed, as a mean and a spread."""
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -10,7 +10,7 @@ from paper_results import Measured, Strand
 
 NUMBER = re.compile(r"[\d–]")
 NOTHING = "–"
-CALM = MappingProxyType(
+UNATTACKED = MappingProxyType(
     {
         **dict.fromkeys(("mnist-left", "mnist-right", "mnist-any"), "mnist-left"),
         "mnist-authors": "mnist-authors-none",
@@ -18,21 +18,24 @@ CALM = MappingProxyType(
         "cifar10-authors": "cifar10-authors-none",
     }
 )
-"""The same without liars: what the losses of a panel are taken from."""
+"""For each attacked experiment the same one without liars: losses are measured from its mean."""
 
 Results = Mapping[str, Measured]
 Value = Callable[[Strand], float | None]
 
 
-def strands(results: Results, name: str, rule: str) -> list[Strand]:
-    """The strands of a curve that came to their end."""
-    if name == "mnist-any" and rule not in VOTES:
-        # The attacker's reading of "selected" matters to the votes alone.
-        name = "mnist-right"
+def published(results: Results, name: str, rule: str) -> list[Strand]:
+    """All strands of a curve, however far they came."""
     measured = results.get(name)
-    if measured is None:
-        return []
-    return [s for s in measured.strands if s.rule == rule and s.outcome != "unfinished"]
+    return [s for s in measured.strands if s.rule == rule] if measured else []
+
+
+def strands(results: Results, name: str, rule: str) -> list[Strand]:
+    """The strands of a curve that reached their last round or diverged."""
+    if name == "mnist-any" and rule not in VOTES:
+        # Whether any copy of the lie or every copy must pass matters to the votes alone.
+        name = "mnist-right"
+    return [s for s in published(results, name, rule) if s.outcome != "unfinished"]
 
 
 def final(strand: Strand) -> float:
@@ -58,13 +61,13 @@ def mean_text(values: Sequence[float], *, diverged: int = 0) -> str:
 
 
 def cell(found: Sequence[Strand], value: Value = final) -> str:
-    """A quantity of a curve over its seeds."""
+    """Mean and spread of `value` over the seeds of a curve."""
     values = [v for strand in found if (v := value(strand)) is not None]
     return mean_text(values, diverged=sum(s.outcome == "diverged" for s in found))
 
 
 def lowest(found: Sequence[Strand]) -> str:
-    """Of all seeds; one that diverged counts with what it had come to."""
+    """The lowest accuracy of any seed after round 20; a seed that diverged counts with its last."""
     if not found:
         return NOTHING
     values = [s.final_accuracy if s.lowest_after_20 is None else s.lowest_after_20 for s in found]
@@ -83,7 +86,7 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def seeds_text(counts: Iterable[int]) -> str:
-    """How many seeds really ran: one number, or the fewest to the most.
+    """How many seeds ran: one number, or the fewest to the most.
 
     >>> seeds_text([3, 3]), seeds_text([0, 2, 3])
     ('3', '0–3')
@@ -98,13 +101,13 @@ CURVE_HEAD = (
 )
 
 
-def curve_row(label: str, found: Sequence[Strand], calm: Sequence[Strand]) -> list[str]:
-    """All that is said of a curve, under `CURVE_HEAD`."""
+def curve_row(label: str, found: Sequence[Strand], unattacked: Sequence[Strand]) -> list[str]:
+    """A row under `CURVE_HEAD`."""
     return [
         label,
         str(len(found)),
         cell(found),
-        mean_text(drops(found, calm)),
+        mean_text(drops(found, unattacked)),
         lowest(found),
         cell(found, lambda s: s.gamma),
         accepted(found),
@@ -113,9 +116,9 @@ def curve_row(label: str, found: Sequence[Strand], calm: Sequence[Strand]) -> li
     ]
 
 
-def drops(found: Sequence[Strand], calm: Sequence[Strand]) -> list[float]:
+def drops(found: Sequence[Strand], unattacked: Sequence[Strand]) -> list[float]:
     """Points below the unattacked mean of the same seed."""
-    upper = {strand.seed: final(strand) for strand in calm}
+    upper = {strand.seed: final(strand) for strand in unattacked}
     return [upper[s.seed] - final(s) for s in found if s.seed in upper]
 
 

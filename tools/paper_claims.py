@@ -1,12 +1,12 @@
-"""The paper's claims beside what was measured, and how often draws are bad."""
+"""Tables that put the paper's claims beside what was measured, and odds beside draws."""
 
 from collections.abc import Sequence
 from fractions import Fraction
 from statistics import fmean
 
 from paper_cells import (
-    CALM,
     NOTHING,
+    UNATTACKED,
     Results,
     Value,
     accepted,
@@ -14,6 +14,7 @@ from paper_cells import (
     drops,
     final,
     mean_text,
+    published,
     seeds_text,
     strands,
     table,
@@ -33,18 +34,18 @@ SHARE = Fraction(33, 100)
 
 
 def mnist_claims(results: Results) -> str:
-    """The paper's claims on MNIST, beside what was measured."""
+    """The paper's claims on MNIST, beside both experiments."""
 
     def seeds(*names: str) -> str:
         counts = (len(strands(results, n, rule)) for n in names for rule in EXPERIMENTS[n].rules)
         return seeds_text(counts)
 
-    def calm(says: str, value: Value = final) -> str:
+    def unattacked(says: str, value: Value = final) -> str:
         found = {rule: strands(results, "mnist-left", rule) for rule in COMPARED}
         return f"{says}: {', '.join(f'{name_of(r)} {cell(s, value)}' for r, s in found.items())}"
 
     def drop(name: str, *rules: str) -> str:
-        upper = strands(results, CALM[name], "mean")
+        upper = strands(results, UNATTACKED[name], "mean")
         return ", ".join(
             f"{name_of(rule)} {mean_text(drops(strands(results, name, rule), upper))}"
             for rule in rules
@@ -56,10 +57,10 @@ def mnist_claims(results: Results) -> str:
     rows = [
         (
             "without liars HoldOut is as fast as mean and trimmed mean",
-            calm("accuracy after round 20", early),
+            unattacked("accuracy after round 20", early),
             "not run apart",
         ),
-        ("and all beat Krum", calm("accuracy"), "not run apart"),
+        ("and all beat Krum", unattacked("accuracy"), "not run apart"),
     ]
     for claim, rules in (
         ("trimmed mean loses 4 points", ("trimmed-mean", "mean-around-median", "mean")),
@@ -81,11 +82,11 @@ def mnist_claims(results: Results) -> str:
 
 
 def overflow(results: Results) -> str:
-    """The odds that `holdout plan` gives for the paper's committees, and how often it was so."""
+    """The odds of a bad draw for the paper's committees, and how often one was drawn."""
     rows = []
     for label, size, rounds, name, rule in (
         ("MNIST, the figure", 30, 100, "mnist-right", "mean"),
-        ("MNIST, the table below", 30, 60, "passing-any-30-plus", "holdout"),
+        ("MNIST, the table of signs", 30, 60, "passing-any-30-plus", "holdout"),
         ("CIFAR-10", 12, 1000, "cifar10-all", "mean"),
     ):
         found = plan(
@@ -93,7 +94,7 @@ def overflow(results: Results) -> str:
         ).committee
         assert found is not None  # noqa: S101
         # All rules of a seed see the same draws: one of them is enough.
-        drawn = [s for s in results[name].strands if s.rule == rule] if name in results else []
+        drawn = published(results, name, rule)
         seen = sum(s.overflow_rounds for s in drawn) / max(1, sum(s.rounds for s in drawn))
         alone = [
             hypergeometric_tail(
@@ -123,7 +124,7 @@ def overflow(results: Results) -> str:
 
 
 def cifar10(results: Results) -> str:
-    """CIFAR-10: accuracies as far as the curves came."""
+    """CIFAR-10: the accuracies of every curve, as far as it was run."""
     shown = [
         r
         for r in CIFAR_ROUNDS
@@ -139,16 +140,14 @@ def cifar10(results: Results) -> str:
     rows = []
     for name in names_of("cifar10"):
         for rule in EXPERIMENTS[name].rules:
-            measured = results.get(name)
-            found = [s for s in measured.strands if s.rule == rule] if measured else []
-            if found:
+            if found := published(results, name, rule):
                 says = [f"`{name}`", EXPERIMENTS[name].says, name_of(rule)]
                 rows.append([*says, *cifar10_row(found, shown)])
     return table(head, rows)
 
 
 def cifar10_row(found: Sequence[Strand], shown: Sequence[int]) -> list[str]:
-    """How far a curve came, where it was on the way, and what the lies were."""
+    """How far a curve came, its accuracy on the way, and how strong its lies were."""
 
     def after(number: int) -> str:
         there = [s for s in found if number in dict(s.curve)]
@@ -165,7 +164,7 @@ def cifar10_claims(results: Results) -> str:
     """The paper's claims on CIFAR-10: the share of the unattacked accuracy that is lost."""
 
     def lost(name: str, rule: str) -> str:
-        upper = {s.seed: s for s in strands(results, CALM[name], "mean")}
+        upper = {s.seed: s for s in strands(results, UNATTACKED[name], "mean")}
         found = [(upper[s.seed], s) for s in strands(results, name, rule) if s.seed in upper]
         last = mean_text([100 * (1 - s.final_accuracy / u.final_accuracy) for u, s in found])
         late = mean_text([100 * (1 - _late(s) / _late(u)) for u, s in found])

@@ -1,8 +1,8 @@
-"""What is measured for docs/paper.md and docs/robustness.md: a literal table, and its order.
+"""The experiments behind docs/results, as a literal table, and the order in which to run them.
 
-An experiment is one of the paper's panels (`src/holdout/experiments/paper/*.toml`) with settings
-put over it, as `holdout run CONFIG --set ...` does. Each rule and seed of it is a curve with a run
-folder of its own, so that a queue can stop anywhere and what is done can be published.
+An experiment is one of the paper's panels (`src/holdout/experiments/paper/*.toml`) with some
+settings changed, as `holdout run CONFIG --set ...` does. Each of its rules and seeds has its own
+run folder, so that a queue can stop anywhere and what is done can be published.
 """
 
 import json
@@ -31,7 +31,7 @@ ATTACKS = (
 BALLOTS = ("honest", "starve", "short", "blank", "random", "inverted")
 GAMMAS = (2, 5, 10, 30, 100)
 
-# Scoring grows with m_c, and these tables are large; what a smaller m_c costs is measured too.
+# Scoring time grows with m_c, and these tables are large; what a smaller m_c costs is measured too.
 REDUCED = ("experiment.rounds=60", "vote.samples=500")
 ROBUSTNESS = ("experiment.rounds=60", "vote.samples=200")
 CIFAR = ("vote.samples=250",)
@@ -39,8 +39,8 @@ SKEWED = ("data.partition=dirichlet", "data.alpha=0.5")
 VERY_SKEWED = ("data.partition=dirichlet", "data.alpha=0.1")
 NOBODY = ("attack.name=none", "federation.byzantine=0")
 RAW = "data.normalise=false"
-# What switches can do of the authors' code: https://github.com/shaharazulay/holdout-sgd. It rounds
-# the number of liars that rules are told up, to 10 of 30 and 4 of 12; f = 1/3 gives the same.
+# The authors' code (https://github.com/shaharazulay/holdout-sgd) as far as switches can copy it. It
+# rounds up the number of liars that rules are told, to 10 of 30 and 4 of 12; so does f = 1/3.
 BALANCED = "data.partition=balanced"
 MILD = ("federation.redraw_until_honest_majority=true", BALANCED)
 KRUM = "attack.gamma=krum"
@@ -51,34 +51,34 @@ AUTHORS_RULES = tuple("krum-unsquared" if rule == "krum" else rule for rule in P
 
 @dataclass(frozen=True, slots=True)
 class Experiment:
-    """One panel with settings over it."""
+    """A panel of the paper with some settings changed."""
 
     name: str
     file: str
-    """The results file that it goes into, without `.json`."""
+    """The name of its results file, without `.json`."""
     panel: str
     settings: tuple[str, ...] = ()
     rules: tuple[str, ...] = PAPER
     says: str = ""
-    """What is different, in a few words, for the tables."""
+    """What differs from the panel, in a few words, for the tables."""
 
     def values(self, *, rule: str, seed: int, data: Path) -> dict[str, Any]:
-        """The config of one curve."""
-        own = [f'experiment.rules=["{rule}"]', f"experiment.seeds=[{seed}]"]
+        """The config of one rule and seed."""
+        chosen = [f'experiment.rules=["{rule}"]', f"experiment.seeds=[{seed}]"]
         fixed = ["experiment.baseline=false", "experiment.threads=1"]
-        values = apply_settings(panel_values(self.panel), [*self.settings, *own, *fixed])
+        values = apply_settings(panel_values(self.panel), [*self.settings, *chosen, *fixed])
         values["data"]["path"] = str(data / values["data"]["name"])
         return values
 
     @property
     def rounds(self) -> int:
-        """How long a curve is."""
+        """How many rounds each rule and seed runs."""
         planned = apply_settings(panel_values(self.panel), list(self.settings))
         return int(planned["experiment"]["rounds"])
 
     @property
     def command(self) -> str:
-        """What a reader types for the same curves, with the seeds of the panel."""
+        """The command that runs the same rules, with the seeds of the panel."""
         sets = ["data.path=DIR", *self.settings]
         if tuple(panel_values(self.panel)["experiment"]["rules"]) != self.rules:
             sets.append(f"experiment.rules={json.dumps(self.rules)}")
@@ -111,19 +111,21 @@ def _passing() -> Iterator[Experiment]:
 
 
 def _robustness(name: str, file: str, *settings: str) -> Iterator[Experiment]:
-    own = (*ROBUSTNESS, *settings)
-    # Told f all the same: what protection costs while nobody lies.
-    calm = (*own, *NOBODY)
-    yield Experiment(f"{name}-none", file, "mnist-any", calm, ROBUST, "nobody lies")
+    common = (*ROBUSTNESS, *settings)
+    # Rules are told f all the same: it shows what protection costs while nobody lies.
+    unattacked = (*common, *NOBODY)
+    yield Experiment(f"{name}-none", file, "mnist-any", unattacked, ROBUST, "nobody lies")
     for attack in ATTACKS:
-        set_attack = (*own, f"attack.name={attack}")
-        yield Experiment(f"{name}-{attack}", file, "mnist-any", set_attack, ROBUST, attack)
+        attacked = (*common, f"attack.name={attack}")
+        yield Experiment(f"{name}-{attack}", file, "mnist-any", attacked, ROBUST, attack)
 
 
 def _ballots(name: str, *settings: str) -> Iterator[Experiment]:
     for ballot in BALLOTS:
-        own = (*ROBUSTNESS, *settings, f"attack.voters={ballot}")
-        yield Experiment(f"{name}-{ballot}", "robustness-ballots", "mnist-any", own, VOTES, ballot)
+        voted = (*ROBUSTNESS, *settings, f"attack.voters={ballot}")
+        yield Experiment(
+            f"{name}-{ballot}", "robustness-ballots", "mnist-any", voted, VOTES, ballot
+        )
 
 
 def _cifar(name: str, says: str, *settings: str, **changes: Any) -> Experiment:
@@ -134,7 +136,7 @@ def _cifar(name: str, says: str, *settings: str, **changes: Any) -> Experiment:
 _ALL = (
     Experiment("mnist-left", "mnist", "mnist-left"),
     Experiment("mnist-right", "mnist", "mnist-right"),
-    # What passes matters to the votes alone: the other curves are those of the right panel.
+    # Any copy or every copy matters to the votes alone; the other curves are the right panel's.
     Experiment("mnist-any", "mnist", "mnist-any", rules=VOTES),
     Experiment("mnist-authors", "mnist", "mnist-authors", rules=AUTHORS_RULES),
     Experiment("mnist-authors-none", "mnist", "mnist-left", (BALANCED,), ("mean",)),
@@ -243,7 +245,7 @@ EXPERIMENTS: Mapping[str, Experiment] = MappingProxyType({e.name: e for e in _AL
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """A curve, to be brought to a round (None: to its end)."""
+    """One rule and seed, to be run until a round (None: to its end)."""
 
     experiment: Experiment
     rule: str
@@ -251,14 +253,14 @@ class Step:
     until: int | None = None
 
     def folder(self, runs: Path) -> Path:
-        """Where the curve's run folder is."""
+        """Its run folder."""
         return runs / self.experiment.name / f"{self.rule}-{self.seed}"
 
 
 def steps(
     names: Sequence[str], *, seeds: Sequence[int], until: int | None = None
 ) -> Iterator[Step]:
-    """Every curve of the experiments, a seed after the other: seed 0 of all comes first."""
+    """All rules and seeds of the experiments, seed by seed: seed 0 of all of them comes first."""
     for seed in seeds:
         for name in names:
             experiment = EXPERIMENTS[name]
@@ -267,12 +269,12 @@ def steps(
 
 
 def names_of(*files: str) -> list[str]:
-    """The experiments of results files, in the order of the table."""
+    """The names of the experiments in some results files, in the order of the table."""
     return [name for name, experiment in EXPERIMENTS.items() if experiment.file in files]
 
 
 def queue() -> Iterator[Step]:
-    """Everything, what matters most first; a curve may come up several times, going further."""
+    """All steps, what matters most first; a curve may come up again, to be run further."""
     mnist, cifar = names_of("mnist"), names_of("cifar10")
     robustness = names_of("robustness", "robustness-ballots")
     switches = names_of("mnist-variants", "mnist-passing")

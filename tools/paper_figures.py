@@ -1,4 +1,4 @@
-"""Draw the figures of docs/paper.md from docs/results: small pictures beside the numbers.
+"""Draw the figures of docs/paper.md and docs/results from the published results.
 
 Usage: python tools/paper_figures.py
 """
@@ -9,9 +9,9 @@ from statistics import fmean
 from types import MappingProxyType
 
 from matplotlib.figure import Figure
-from paper_cells import seeds_text, strands
+from paper_cells import Results, published, seeds_text, strands
 from paper_experiments import AUTHORS_RULES, EXPERIMENTS, GAMMAS, PAPER, VOTES, names_of
-from paper_results import FOLDER, Measured, Strand, read
+from paper_results import FOLDER, Strand, read
 from PIL import Image
 
 from holdout.experiments.curves import CurveResult, Round, group, name_of
@@ -45,7 +45,7 @@ PANELS: Mapping[str, Sequence[Parts]] = MappingProxyType(
 
 
 def main() -> None:
-    """Draw what there are results for."""
+    """Draw every figure whose results are published."""
     for name, parts in PANELS.items():
         if results := read(name):
             titled = [
@@ -57,13 +57,13 @@ def main() -> None:
         write_atomic(FOLDER / "mnist-passing.png", small(passing(results)))
 
 
-def curves(results: Mapping[str, Measured], parts: Parts) -> list[CurveResult]:
-    """The curves of some rules of some experiments, thinned as they were published."""
+def curves(results: Results, parts: Parts) -> list[CurveResult]:
+    """The curves of a panel, with the points that were published."""
     return group(list(_rounds(results, parts)))
 
 
-def _run(results: Mapping[str, Measured], parts: Parts) -> str:
-    """How many seeds the curves of a panel have, and what is not as in `holdout reproduce`."""
+def _run(results: Results, parts: Parts) -> str:
+    """A panel's number of seeds, and m_c where it is not that of `holdout reproduce`."""
     counts = {
         len(drawn)
         for name, rules in parts.items()
@@ -79,16 +79,12 @@ def _run(results: Mapping[str, Measured], parts: Parts) -> str:
     return f"{seeds} seed{'' if seeds == '1' else 's'}{''.join(samples)}"
 
 
-def _drawn(results: Mapping[str, Measured], name: str, rule: str) -> list[Strand]:
-    """The strands of a curve; those that came to their end, where there are such.
-
-    The others would bend the mean half-way.
-    """
-    found = results[name].strands if name in results else []
-    return strands(results, name, rule) or [s for s in found if s.rule == rule]
+def _drawn(results: Results, name: str, rule: str) -> list[Strand]:
+    """The finished strands of a curve, or all if none is: a mix would bend the mean half-way."""
+    return strands(results, name, rule) or published(results, name, rule)
 
 
-def _rounds(results: Mapping[str, Measured], parts: Parts) -> Iterator[Round]:
+def _rounds(results: Results, parts: Parts) -> Iterator[Round]:
     for name, rules in parts.items():
         for rule in rules:
             drawn = _drawn(results, name, rule)
@@ -98,7 +94,7 @@ def _rounds(results: Mapping[str, Measured], parts: Parts) -> Iterator[Round]:
 
 
 def _points(strand: Strand, numbers: Sequence[int]) -> Iterator[Round]:
-    """A seed's accuracies; one that diverged stays where it was, as long as others go on."""
+    """A seed's accuracies; one that diverged keeps its last while the others go on."""
     key = {"rule": strand.rule, "attack": strand.attack, "seed": strand.seed}
     for number, accuracy in strand.curve:
         yield {**key, "round": number, "accuracy": accuracy}
@@ -108,7 +104,7 @@ def _points(strand: Strand, numbers: Sequence[int]) -> Iterator[Round]:
                 yield {**key, "round": number, "accuracy": strand.final_accuracy}
 
 
-def passing(results: Mapping[str, Measured]) -> bytes:
+def passing(results: Results) -> bytes:
     """Final accuracy by γ_max, passing and sign, a panel for each vote."""
     figure = Figure(figsize=(9, 3.4), dpi=200, layout="constrained")
     panels = figure.subplots(1, len(VOTES), sharey=True)
@@ -150,7 +146,7 @@ def passing(results: Mapping[str, Measured]) -> bytes:
 
 
 def small(png: bytes) -> bytes:
-    """The picture at a page's width, with few colours."""
+    """The picture scaled to a page's width, with few colours, to keep the file small."""
     picture = Image.open(io.BytesIO(png)).convert("RGB")
     height = round(picture.height * WIDTH_PIXELS / picture.width)
     reduced = picture.resize((WIDTH_PIXELS, height), Image.Resampling.LANCZOS)

@@ -1,11 +1,11 @@
-"""Run what docs/paper.md and docs/robustness.md report, curve after curve; stop and go on anytime.
+"""Run the experiments behind docs/results, curve by curve; stop and continue at any time.
 
 Usage: python tools/paper_queue.py --data DIR --runs DIR [NAME...]
            [--rules RULE...] [--seeds 0 1 2] [--until ROUND]
 
-DIR of `--data` holds `mnist` and `cifar10`. Without names: the whole queue, which knows its seeds.
-What is done is skipped, what was interrupted goes on from its checkpoint. Several may run at once
-on the same folder: each takes a curve that no other has.
+The folder of `--data` holds `mnist` and `cifar10`. Without names the whole queue runs, with its own
+seeds. What is done is skipped, what was interrupted continues from its checkpoint. Several queues
+may run at once on the same folder: each takes a curve that no other has.
 """
 
 import argparse
@@ -26,12 +26,12 @@ from holdout.experiments.runner import Progress, environment, run
 from holdout.results import CONFIG, ROUNDS
 
 
-class _Paused(Exception):  # noqa: N818 - No error: the curve has come as far as it was asked to.
-    """A curve has come to the round that it was asked to come to."""
+class _Paused(Exception):  # noqa: N818 - Not an error: the step is done.
+    """A curve has reached the round that its step asks for."""
 
 
 def main() -> int:
-    """Run the steps that are left; 1 if a curve could not be run, 130 if stopped."""
+    """Run the steps that are left; return 1 if a curve could not be run, 130 if stopped."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("names", nargs="*", choices=[[], *EXPERIMENTS], metavar="NAME")
     parser.add_argument("--data", type=Path, required=True)
@@ -50,12 +50,12 @@ def main() -> int:
     try:
         return 1 if work(chosen, data=given.data, runs=given.runs) else 0
     except KeyboardInterrupt:
-        _say("stopped; the same command goes on from here")
+        _say("stopped; the same command continues from here")
         return 130
 
 
 def work(chosen: Iterable[Step], *, data: Path, runs: Path) -> list[str]:
-    """Bring each curve where its step says; what could not be run, and why."""
+    """Run each curve as far as its step says; return what could not be run, and why."""
     sets: dict[str, Plugins] = {}
     failures = []
     for step in chosen:
@@ -78,7 +78,7 @@ def work(chosen: Iterable[Step], *, data: Path, runs: Path) -> list[str]:
 
 
 def _go_on(step: Step, folder: Path, values: dict[str, Any], own: Plugins) -> str:
-    """Run a curve from where it is; its last accuracy."""
+    """Run a curve from where it is; return its last accuracy."""
     last = "no accuracy"
 
     def watch(progress: Progress) -> None:
@@ -86,7 +86,7 @@ def _go_on(step: Step, folder: Path, values: dict[str, Any], own: Plugins) -> st
         record = progress.record
         if record.accuracy is not None:
             last = f"{record.accuracy:.4f} after round {record.round}"
-            # In an evaluated round, so that the checkpoint holds it.
+            # Only in an evaluated round, so that the checkpoint holds it.
             if step.until is not None and step.until <= record.round < progress.rounds_total:
                 raise _Paused
 
@@ -98,7 +98,7 @@ def _go_on(step: Step, folder: Path, values: dict[str, Any], own: Plugins) -> st
 
 
 def environment_file(folder: Path) -> Path:
-    """Where the versions stand that a curve was run with: beside its run folder, one a line."""
+    """The file beside a run folder with the versions it was run with, one environment a line."""
     return folder.parent / f"{folder.name}.environment.jsonl"
 
 
@@ -122,7 +122,7 @@ def _is_done(step: Step, folder: Path) -> bool:
 
 
 def read_lines(folder: Path) -> list[str]:
-    """The complete lines of a curve's results; none where there are none yet."""
+    """The complete lines of a curve's results; empty if it has not begun."""
     try:
         text = (folder / ROUNDS).read_text("utf-8")
     except FileNotFoundError:

@@ -1,17 +1,17 @@
-"""Turn run folders into the small results files of docs/results, and read those strictly.
+"""Turn run folders into the small JSON files of docs/results, and read those strictly.
 
 Usage: python tools/paper_results.py RUNS_DIR
 
-A file holds experiments (see `paper_experiments`), an experiment strands: one rule, one seed. A
-strand is published as far as it came; `rounds` says how far. What a file holds already stays
-there, unless the run folders have the same strand and it came at least as far.
+A file holds experiments (see `paper_experiments`), and an experiment holds strands, each of one
+rule and one seed. A strand is published as far as it was run; `rounds` says how far. What a file
+already holds stays, unless the run folders hold the same strand, run at least as far.
 
-    final_accuracy                 the last one measured, a share of 1
-    lowest_after_20                the lowest measured after round 20; null if none was
+    final_accuracy                 the last accuracy measured, between 0 and 1
+    lowest_after_20                the lowest measured after round 20; null if none was measured
     byzantine_accepted_per_round   lies in the selection; null for a rule that names nobody
     empty_rounds                   rounds without a step
     worst_class_recall             of the class recognised worst, when last measured
-    gamma                          the median over the rounds of the strength chosen; null if none
+    gamma                          the median of the strengths chosen; null if there were none
     overflow_rounds                rounds with more liars proposing than a full ballot leaves out
     curve                          [round, accuracy], thinned
 """
@@ -42,7 +42,7 @@ Share = Annotated[float, Field(ge=0, le=1)]
 
 
 class _Strict(BaseModel):
-    """Refuses what it does not know, and wrong types."""
+    """A value that refuses unknown keys and wrong types."""
 
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
 
@@ -66,7 +66,7 @@ class Strand(_Strict):
 
 
 class Measured(_Strict):
-    """An experiment as far as it was run."""
+    """An experiment, as far as it was run."""
 
     name: str
     command: str
@@ -76,14 +76,14 @@ class Measured(_Strict):
 
 
 class ResultsFile(_Strict):
-    """A file of docs/results."""
+    """The content of a JSON file of docs/results."""
 
     version: Literal[1] = Field(alias="schema")
     experiments: list[Measured]
 
 
 def main() -> None:
-    """Write every results file of which there is something."""
+    """Write every results file for which there are results."""
     runs = Path(sys.argv[1])
     FOLDER.mkdir(exist_ok=True)
     for file in dict.fromkeys(experiment.file for experiment in EXPERIMENTS.values()):
@@ -98,7 +98,7 @@ def main() -> None:
 
 
 def read(file: str, folder: Path = FOLDER) -> dict[str, Measured]:
-    """The experiments of a results file by name; none where there is no file."""
+    """The experiments of a results file by name; empty if there is no file."""
     path = folder / f"{file}.json"
     if not path.exists():
         return {}
@@ -107,7 +107,7 @@ def read(file: str, folder: Path = FOLDER) -> dict[str, Measured]:
 
 
 def merged(experiment: Experiment, old: Measured | None, new: Measured | None) -> Measured | None:
-    """What is published of an experiment, with what was run since."""
+    """The published results of an experiment, joined with those of new runs."""
     if old is None or new is None:
         return old or new
     if old.command != experiment.command:
@@ -128,7 +128,7 @@ def merged(experiment: Experiment, old: Measured | None, new: Measured | None) -
 
 
 def collect(experiment: Experiment, runs: Path) -> Measured | None:
-    """What the run folders of an experiment hold; None if no accuracy was measured yet."""
+    """The results in an experiment's run folders; None if no accuracy was measured yet."""
     strands: list[Strand] = []
     environments: dict[str, dict[str, str | int]] = {}
     for rule in experiment.rules:
@@ -156,12 +156,12 @@ def collect(experiment: Experiment, runs: Path) -> Measured | None:
 
 
 def _without_path(values: Mapping[str, Any]) -> dict[str, Any]:
-    """A config, wherever the data are."""
+    """A config without the path of its data, which does not change the results."""
     return {**values, "data": {k: v for k, v in values["data"].items() if k != "path"}}
 
 
 def summarise(rounds: Sequence[Mapping[str, Any]], config: Config) -> Strand | None:
-    """A strand from the lines of its results; None if no accuracy was measured yet."""
+    """The strand that the lines of its results give; None if no accuracy was measured yet."""
     evaluated = [line for line in rounds if line["accuracy"] is not None]
     if not evaluated:
         return None
@@ -195,7 +195,7 @@ def summarise(rounds: Sequence[Mapping[str, Any]], config: Config) -> Strand | N
 
 
 def thinned(points: Sequence[tuple[int, float]], *, rounds: int) -> list[tuple[int, float]]:
-    """About `POINTS` of the points, at the same rounds in each curve, and the last one."""
+    """About `POINTS` points, at the same rounds in each curve, and always the last one."""
     every = points[0][0]
     spacing = every * math.ceil(rounds / POINTS / every)
     return [point for point in points if point[0] % spacing == 0 or point is points[-1]]

@@ -1,9 +1,9 @@
-"""Write the tables of docs/paper.md, robustness.md and benchmarks.md from docs/results.
+"""Write the pages of docs/results from the JSON files there.
 
 Usage: python tools/paper_tables.py
 
-A table stands between `<!-- results NAME -->` and `<!-- /results -->`; `TABLES` says who makes it.
-No number in these tables is typed in by hand.
+A page's text is in tools/results_pages under the page's name; `[[NAME]]` there is where a table
+goes, and `TABLES` says what makes it. No number in the tables is typed in by hand.
 """
 
 import json
@@ -15,9 +15,9 @@ from statistics import fmean
 from types import MappingProxyType
 
 from paper_cells import (
-    CALM,
     CURVE_HEAD,
     NOTHING,
+    UNATTACKED,
     Results,
     accepted,
     cell,
@@ -43,45 +43,48 @@ from paper_experiments import (
     VOTES,
     names_of,
 )
-from paper_results import Measured, Strand, read
+from paper_results import FOLDER, Measured, Strand, read
 
 from holdout.experiments.curves import name_of
+from holdout.results import write_atomic
 
-DOCS = Path(__file__).resolve().parent.parent / "docs"
-PAGES = ("paper.md", "robustness.md", "benchmarks.md")
-SPEED = DOCS / "results" / "bench" / "results.json"
-MARKED = re.compile(r"(<!-- results ([\w.-]+) -->\n).*?(<!-- /results -->)", re.DOTALL)
+TEXTS = Path(__file__).with_name("results_pages")
+SPEED = FOLDER / "bench" / "results.json"
+PLACE = re.compile(r"^\[\[([\w.-]+)\]\]$", re.MULTILINE)
+"""Where a table goes in a page's text."""
 NAMING = ("mean", "krum", "multi-krum", *VOTES)
 """The rules that name the updates they average."""
 LEAD_MIN = 0.3
-"""In points: less is noise of the seeds."""
+"""In points; a smaller lead is within the noise of the seeds."""
 
 
 def main() -> None:
-    """Rewrite the tables of every page."""
+    """Write every page anew."""
     results = read_all()
-    for page in PAGES:
-        path = DOCS / page
-        path.write_text(filled(path.read_text("utf-8"), results), encoding="utf-8")
+    for text in TEXTS.glob("*.md"):
+        write_atomic(FOLDER / text.name, page(text.name, results).encode())
 
 
 def read_all() -> dict[str, Measured]:
-    """Every experiment of docs/results, by name."""
+    """Every published experiment by name."""
     files = dict.fromkeys(experiment.file for experiment in EXPERIMENTS.values())
     return {name: found for file in files for name, found in read(file).items()}
 
 
-def filled(text: str, results: Results) -> str:
-    """A page with its tables made anew."""
-    return MARKED.sub(lambda m: f"{m[1]}{TABLES[m[2]](results)}\n{m[3]}", text)
+def page(name: str, results: Results) -> str:
+    """The whole text of a page."""
+    text = (TEXTS / name).read_text("utf-8")
+    return PLACE.sub(lambda place: TABLES[place[1]](results), text)
 
 
 def _panel(name: str, results: Results) -> str:
-    """One panel of the MNIST figure, with everything that is said of a curve."""
-    calm = strands(results, CALM[name], "mean")
-    rows = [] if name == "mnist-left" else [curve_row("mean, no attack", calm, calm)]
+    """One panel of the MNIST figure, a row for each curve."""
+    unattacked = strands(results, UNATTACKED[name], "mean")
+    rows = []
+    if name != "mnist-left":
+        rows.append(curve_row("mean, no attack", unattacked, unattacked))
     rows += [
-        curve_row(name_of(rule), found, calm)
+        curve_row(name_of(rule), found, unattacked)
         for rule in (AUTHORS_RULES if name == "mnist-authors" else PAPER)
         if (found := strands(results, name, rule))
     ]
@@ -89,7 +92,7 @@ def _panel(name: str, results: Results) -> str:
 
 
 def _variants(results: Results) -> str:
-    """Each switch that the paper or the authors' code leaves open: final accuracies."""
+    """Final accuracies for each choice that the paper or its authors' code leaves open."""
     head = ["name", "panel", "what is different", "settings", "seeds", *map(name_of, PAPER)]
     rows = []
     for name in names_of("mnist-variants"):
@@ -106,7 +109,7 @@ def _variants(results: Results) -> str:
 
 
 def _passing(results: Results) -> str:
-    """`passing` by `gamma_max` by sign, for the two votes, beside the odds of an overflow."""
+    """Final accuracies of the two votes by `gamma_max`, `passing` and the sign of the lie."""
     columns = [(p, sign) for p in ("any", "all") for sign in ("plus", "minus")]
     words = {"plus": "+", "minus": "−"}
     head = ["rule", "γ_max", "seeds", *(f"{p}, {words[sign]}" for p, sign in columns)]
@@ -128,26 +131,29 @@ def _attacks(
     *,
     worth: Callable[[Strand], bool] = lambda _: True,
 ) -> str:
-    """Attack by rule, one quantity; the rows in which some strand is worth showing."""
+    """One quantity by attack and rule, for the attacks with a strand `worth` showing."""
     head = ["attack", "seeds", *map(name_of, rules)]
     rows = []
     for attack in ("none", *ATTACKS):
         found = [strands(results, f"{prefix}-{attack}", rule) for rule in rules]
-        says = "nobody lies" if attack == "none" else f"`{attack}`"
         if any(worth(strand) for curve in found for strand in curve):
-            rows.append([says, seeds_text(map(len, found)), *map(text, found)])
+            rows.append([_attack_text(attack), seeds_text(map(len, found)), *map(text, found)])
     return table(head, rows)
+
+
+def _attack_text(attack: str) -> str:
+    return "nobody lies" if attack == "none" else f"`{attack}`"
 
 
 def _above(results: Results) -> str:
     """By how many points other rules end above `holdout`, attack by attack."""
 
     def ahead(name: str) -> str:
-        own = strands(results, name, "holdout")
+        holdout = strands(results, name, "holdout")
         leads = {
-            rule: fmean(map(final, found)) - fmean(map(final, own))
+            rule: fmean(map(final, found)) - fmean(map(final, holdout))
             for rule in ROBUST
-            if own and (found := strands(results, name, rule))
+            if holdout and (found := strands(results, name, rule))
         }
         shown = [f"{name_of(r)} +{lead:.1f}" for r, lead in leads.items() if lead >= LEAD_MIN]
         return ", ".join(shown) or NOTHING
@@ -155,7 +161,7 @@ def _above(results: Results) -> str:
     prefixes = ("robustness", "dirichlet-0.5", "dirichlet-0.1")
     rows = [
         (
-            "nobody lies" if attack == "none" else f"`{attack}`",
+            _attack_text(attack),
             *(ahead(f"{prefix}-{attack}") for prefix in prefixes),
         )
         for attack in ("none", *ATTACKS)
@@ -170,14 +176,14 @@ def _ballots(prefix: str, ballots: str, results: Results) -> str:
         name = f"{prefix}-alie" if ballot == "coalition" else f"{ballots}-{ballot}"
         for rule in VOTES:
             found = strands(results, name, rule)
-            calm = strands(results, f"{prefix}-none", "mean")
+            unattacked = strands(results, f"{prefix}-none", "mean")
             if found:
-                rows.append([f"`{ballot}`", *curve_row(name_of(rule), found, calm)])
+                rows.append([f"`{ballot}`", *curve_row(name_of(rule), found, unattacked)])
     return table(("ballot", *CURVE_HEAD), rows)
 
 
 def _environment(results: Results) -> str:
-    """The versions that everything was run with."""
+    """The versions with which the experiments were run, as a list."""
     seen = {
         tuple(f"{key} {value}" for key, value in environment.items())
         for measured in results.values()
@@ -187,7 +193,7 @@ def _environment(results: Results) -> str:
 
 
 def _speed(_results: Results) -> str:
-    """One whole run of `make bench`, as it was written."""
+    """The rows of `make bench` as it wrote them, and the machine."""
     if not SPEED.exists():
         return "Not run yet."
     found = json.loads(SPEED.read_bytes())

@@ -16,7 +16,7 @@ MARKED = re.compile(r"(<!-- demo table -->\n).*?(<!-- /demo table -->)", re.DOTA
 
 
 def main() -> None:
-    """Rewrite the table."""
+    """Write the table of the run folder into README.md."""
     rows = final_table(read_run(Path(sys.argv[1])).rounds)
     lines = ["| rule | without attack | under attack | drop |", "|---|---:|---:|---:|"]
     table = "\n".join([*lines, *map(_line, rows)])
