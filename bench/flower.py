@@ -18,7 +18,8 @@ from flwr.supercore.task_identity import TaskIdentity
 
 from bench.measure import Row, seconds
 from holdout.flower import vote
-from holdout.flower.records import Layout, VoteCall
+from holdout.flower.arrays import Layout
+from holdout.flower.vote_messages import VoteCall
 from holdout.learning import models
 from holdout.learning.scoring import sample_losses
 from holdout.voting import Terms

@@ -13,7 +13,8 @@ from torch.nn.functional import cross_entropy
 
 from holdout.errors import ModelError, UserError
 from holdout.flower import HoldOut, VoteMod, vote, vote_mod
-from holdout.flower.records import Layout, VoteCall
+from holdout.flower.arrays import Layout
+from holdout.flower.vote_messages import VoteCall
 from holdout.voting import Terms
 
 

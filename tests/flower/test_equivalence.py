@@ -13,7 +13,7 @@ from holdout.experiments.plan import make_plan
 from holdout.federation.central import run_round
 from holdout.federation.round_setup import first_state
 from holdout.flower import HoldOut, vote
-from holdout.flower.records import Layout
+from holdout.flower.arrays import Layout
 from holdout.ids import RoundNumber
 from holdout.learning import vector
 

@@ -13,8 +13,9 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordD
 from flwr.serverapp import Grid, ServerApp
 
 from holdout.flower import HoldOut
+from holdout.flower.arrays import Layout
 from holdout.flower.exchange import PollingGrid, exchange
-from holdout.flower.records import Layout, VoteCall
+from holdout.flower.vote_messages import VoteCall
 from holdout.voting import Terms
 
 HALF = 4
