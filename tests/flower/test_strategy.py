@@ -81,6 +81,7 @@ def test_all_mistakes_are_told_at_once():
     with pytest.raises(ConfigError) as caught:
         HoldOut(num_proposers=0, num_voters=0, byzantine_fraction=0.7)
     assert len(caught.value.problems) == 3
+    assert str(caught.value).startswith("3 mistakes in the strategy's arguments:")
 
 
 @pytest.mark.parametrize(

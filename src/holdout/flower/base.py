@@ -110,7 +110,7 @@ class CheckedStrategy(FedAvg):
                 "min_train_nodes must not be given"
             )
         if problems:
-            raise ConfigError(problems)
+            raise ConfigError(problems, where="the strategy's arguments")
         self.byzantine_fraction = self._exact_fraction()
         # Whoever can foresee the draws can choose when to lie, so the default is a secret.
         self._seed = secrets.randbits(SEED_BITS) if self.seed is None else self.seed
