@@ -66,7 +66,7 @@ class FakeGrid(Grid):
                 reply = self.nodes[message.metadata.dst_node_id](message)
             except SilentError:
                 continue
-            except Exception as error:  # noqa: BLE001  (As a SuperNode does with an app's.)
+            except Exception as error:  # noqa: BLE001  (As a SuperNode does when an app raises.)
                 reply = Message(Error(2, f"{type(error)}:<'{error}'>"), reply_to=message)
             self._replies[identifier] = reply if isinstance(reply, list) else [reply]
         return identifiers
@@ -103,7 +103,7 @@ def ballot_reply(message: Message, approved: object) -> Message:
 
 
 def weights(record: ArrayRecord) -> np.ndarray:
-    """All numbers of a record."""
+    """All numbers of a record, as one vector."""
     return np.concatenate([array.numpy().ravel() for array in record.values()])
 
 

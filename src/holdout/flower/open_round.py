@@ -30,8 +30,6 @@ class Verdict:
 
     decision: Decision
     outcome: str
-    ballots: Sequence[Sequence[int] | None] | None = None
-    """For each voter; None where the rule is no vote."""
     ballot_faults: Sequence[RejectedReply] = ()
     radius: float | None = None
     vote_seconds: float = 0.0
@@ -106,6 +104,11 @@ def make_record(
 ) -> RoundRecord:
     """The round's record; `faults` are those of the proposals."""
     decision = verdict.decision
+    voters = [numbers[node] for node in open_round.voters]
+    ballots = [
+        list(decision.ballots[voter].approved) if voter in decision.ballots else None
+        for voter in voters
+    ]
     return RoundRecord(
         rule=rule,
         attack=attack,
@@ -116,13 +119,14 @@ def make_record(
         worst_class_recall=None,
         gamma=None,
         proposers=[numbers[node] for node in open_round.proposers],
-        voters=[numbers[node] for node in open_round.voters],
+        voters=voters,
         # Nobody here knows who lies.
         byzantine_workers=(),
         byzantine_proposers=None,
         byzantine_voters=None,
         byzantine_selected=None,
-        ballots=verdict.ballots,
+        # A rule that is not a vote draws no voters.
+        ballots=ballots if voters else None,
         selection=decision.selection,
         approve_count=decision.approve_count,
         quorum=decision.quorum,

@@ -104,10 +104,7 @@ class HoldOut(CheckedStrategy):
         if self.terms.bound:
             admitted, radius = bound_updates(admitted, previous_radius=open_round.previous_radius)
         if not admitted.valid:
-            nobody = [None] * len(open_round.voters)
-            return Verdict(
-                Decision(Outcome.NO_PROPOSALS), Outcome.NO_PROPOSALS, nobody, radius=radius
-            )
+            return Verdict(Decision(Outcome.NO_PROPOSALS), Outcome.NO_PROPOSALS, radius=radius)
         began = time.monotonic()
         answers, orders = self._ask_voters(open_round, admitted)
         vote_seconds = time.monotonic() - began
@@ -125,10 +122,6 @@ class HoldOut(CheckedStrategy):
         return Verdict(
             decision,
             outcome,
-            ballots=[
-                list(decision.ballots[voter].approved) if voter in decision.ballots else None
-                for voter in voters
-            ],
             ballot_faults=self._ballot_faults(open_round, answers, decision),
             radius=radius,
             vote_seconds=vote_seconds,
@@ -261,8 +254,7 @@ class Robust(CheckedStrategy):
     def _sizes(self, connected: int) -> DrawSizes:
         return DrawSizes(self._proposers_among(connected), 0)
 
-    def _decide(self, open_round: OpenRound, admitted: AdmittedProposals) -> Verdict:
-        del open_round  # Nobody else is asked.
+    def _decide(self, _open_round: OpenRound, admitted: AdmittedProposals) -> Verdict:
         f = self._liars_among(len(admitted.valid))
         decision = apply_rule(admitted, _find_rule(self.rule), name=self.rule, f=f)
         return Verdict(decision, decision.outcome)

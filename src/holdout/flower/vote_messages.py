@@ -4,7 +4,7 @@
     VoteCall.ballot   the voter's answer, from its holdout losses
     read_ballot       the answer as the server counts it
 
-Another kind of ballot changes the last two, and nothing else in this package.
+Only this module knows how a ballot travels: another kind of ballot is added here.
 """
 
 from collections.abc import Mapping, Sequence
