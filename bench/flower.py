@@ -1,7 +1,7 @@
-"""HoldOut SGD on Flower: a round's latency on a real deployment, and a voter's scoring.
+"""HoldOut SGD on Flower: a round's latency on a real deployment, and the time a vote takes.
 
 The deployment is a SuperLink and eight SuperNodes as processes of this machine, with TLS and
-authentication, running `flower_app`: four nodes propose and four vote, without any work.
+authentication. They run `flower_app`, which does no work: four nodes propose and four vote.
 """
 
 import importlib.util
@@ -18,7 +18,8 @@ from flwr.supercore.task_identity import TaskIdentity
 
 from bench.measure import Row, seconds
 from holdout.flower import vote
-from holdout.flower.records import Layout, VoteCall
+from holdout.flower.arrays import Layout
+from holdout.flower.vote_messages import VoteCall
 from holdout.learning import models
 from holdout.learning.scoring import sample_losses
 from holdout.voting import Terms
@@ -31,7 +32,7 @@ RUN_SECONDS = 900.0
 
 
 def rows() -> list[Row]:
-    """A round's latency, the payload's share of a vote, the client's share of scoring."""
+    """Our round next to Flower's, a vote without and with payload, scoring next to `vote`."""
     times = _deployed_times()
     scoring = _scoring_times()
     return [
@@ -58,7 +59,7 @@ def _deployed_times() -> dict[str, float]:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         out = folder / "times.json"
-        with deploy.deployed(folder, NODES, {}) as deployment:
+        with deploy.deployed(folder, NODES) as deployment:
             deployment.flwr(
                 "run", str(APP), "deployment", "--run-config", f'out="{out}" nodes={NODES}'
             )
@@ -88,7 +89,7 @@ def _scoring_times() -> dict[str, float]:
         array_key="arrays",
         config_key="config",
     )
-    # Outside of a Flower process nobody has said who writes messages.
+    # Outside of a Flower process, messages have no sender yet.
     TaskIdentity.task_id = TaskIdentity.run_id = TaskIdentity.node_id = 1
     message = Message(call.content(), dst_node_id=2, message_type="evaluate.vote")
     return seconds(

@@ -1,10 +1,10 @@
-"""A real deployment on one machine: a SuperLink and SuperNodes as processes, TLS, authentication.
+"""A real deployment on one machine: SuperLink and SuperNode processes, TLS, authentication.
 
     python deploy.py --nodes 6 --run-config 'byzantine="sign-flip" num-proposers=3 num-voters=3'
 
 makes a folder with certificates and keys, starts everything on free ports, registers the nodes'
-keys, runs the app, prints its log and ends every process. On several machines the same commands run
-where they belong; the README lists them.
+keys, runs the app, prints its log and ends every process. The README lists the same commands for
+several machines.
 """
 
 import argparse
@@ -17,7 +17,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -39,9 +39,9 @@ START_SECONDS, STOP_SECONDS = 120.0, 10.0
 
 
 class Deployment:
-    """A SuperLink and SuperNodes; use `deployed`, which always ends them."""
+    """A SuperLink and its SuperNodes; use `deployed`, which always ends them."""
 
-    def __init__(self, folder: Path, environment: Mapping[str, str] | None = None) -> None:
+    def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.port = free_port()
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
@@ -49,7 +49,6 @@ class Deployment:
             "OMP_NUM_THREADS": "1",
             "OMP_WAIT_POLICY": "PASSIVE",
             **os.environ,
-            **(environment or {}),
             **OFFLINE,
             "FLWR_HOME": str(folder / "home"),
             # Nodes start the client's process by name.
@@ -58,11 +57,11 @@ class Deployment:
 
     @property
     def address(self) -> str:
-        """Where the SuperLink is."""
+        """The SuperLink's host and port."""
         return f"127.0.0.1:{self.port}"
 
     def start_link(self) -> None:
-        """The SuperLink, which lets in only nodes whose keys are registered."""
+        """Start a SuperLink that lets in only nodes whose keys are registered."""
         folder = self.folder
         make_certificates(folder)
         self.tell_flwr(f'root-certificates = "{folder / "ca.crt"}"')
@@ -79,14 +78,14 @@ class Deployment:
         self.wait(lambda: is_open(self.port), "the SuperLink")
 
     def start_simulator(self) -> None:
-        """A SuperLink without nodes, which simulates them; plain, since nobody else connects."""
+        """Start a SuperLink that simulates its nodes; without TLS, since nobody else connects."""
         self.tell_flwr("insecure = true")
         command = ["flower-superlink", "--insecure", "--simulation"]
         self.start("superlink", [*command, "--host", "127.0.0.1", "--port", str(self.port)])
         self.wait(lambda: is_open(self.port), "the SuperLink")
 
     def tell_flwr(self, how: str) -> None:
-        """Write where the `flwr` command finds the SuperLink, and how to talk to it."""
+        """Write down where the `flwr` command finds the SuperLink, and how to talk to it."""
         (self.folder / "home").mkdir()
         (self.folder / "home" / "config.toml").write_text(
             f'[superlink]\ndefault = "deployment"\n\n[superlink.deployment]\n'
@@ -101,7 +100,7 @@ class Deployment:
         self.flwr("supernode", "register", f"{key}.pub", "deployment")
 
     def start_node(self, number: int, nodes: int) -> None:
-        """One SuperNode with a key of its own."""
+        """Start one SuperNode, with its registered key."""
         key = self.folder / f"node-{number}"
         self.start(
             f"node-{number}",
@@ -115,7 +114,7 @@ class Deployment:
         )
 
     def start(self, name: str, command: Sequence[str]) -> None:
-        """A process in a group of its own, so that its children end with it."""
+        """Start a process in its own group, so that its children can be ended with it."""
         with (self.folder / f"{name}.log").open("ab") as log:
             self.processes[name] = subprocess.Popen(
                 [str(BIN / command[0]), *command[1:]],
@@ -128,7 +127,7 @@ class Deployment:
             )
 
     def flwr(self, *arguments: str, timeout: float = 120.0) -> str:
-        """Run a `flwr` command to its end; what it printed."""
+        """Run a `flwr` command to its end and return what it printed."""
         done = subprocess.run(
             [str(BIN / "flwr"), *arguments],
             env=self.environment,
@@ -145,7 +144,7 @@ class Deployment:
     def wait(
         self, condition: Callable[[], bool], what: str, seconds: float = START_SECONDS
     ) -> None:
-        """Wait until something is so; an error if a process ends or the time is over first."""
+        """Wait for the condition; an error if a process ends or the time is over first."""
         deadline = time.monotonic() + seconds
         while not condition():
             ended = [name for name, process in self.processes.items() if process.poll() is not None]
@@ -165,7 +164,7 @@ class Deployment:
         process.wait()
 
     def stop(self) -> None:
-        """End all of them, politely first."""
+        """End all processes, politely first."""
         groups = [process.pid for process in self.processes.values()]
         for signal_number in (signal.SIGTERM, signal.SIGKILL):
             for group in groups:
@@ -185,7 +184,7 @@ class Deployment:
             time.sleep(0.05)
 
     def stragglers(self) -> list[int]:
-        """Processes of ours that left their group, as Ray's do; their FLWR_HOME tells them."""
+        """Processes of ours that left their group, as Ray's do; found by their FLWR_HOME."""
         marker = f"FLWR_HOME={self.environment['FLWR_HOME']}".encode()
         found = []
         for path in Path("/proc").glob("[0-9]*/environ"):
@@ -196,11 +195,9 @@ class Deployment:
 
 
 @contextmanager
-def deployed(
-    folder: Path, nodes: int, environment: Mapping[str, str] | None = None
-) -> Iterator[Deployment]:
-    """A running deployment; every process is ended at the end, whatever happens."""
-    deployment = Deployment(folder, environment)
+def deployed(folder: Path, nodes: int) -> Iterator[Deployment]:
+    """A running deployment; all its processes are ended on leaving, whatever happens."""
+    deployment = Deployment(folder)
     try:
         deployment.start_link()
         with ThreadPoolExecutor() as pool:
@@ -213,7 +210,7 @@ def deployed(
 
 
 def signal_group(group: int, number: int) -> None:
-    """Signal a group of processes that may be gone already."""
+    """Signal a process group that may be gone already."""
     with suppress(ProcessLookupError):
         os.killpg(group, number)
 
@@ -226,14 +223,14 @@ def free_port() -> int:
 
 
 def is_open(port: int) -> bool:
-    """Whether somebody listens there."""
+    """Whether somebody listens on the port."""
     with socket.socket() as caller:
         caller.settimeout(1)
         return caller.connect_ex(("127.0.0.1", port)) == 0
 
 
 def make_certificates(folder: Path) -> None:
-    """A certificate authority of our own, and a certificate of the SuperLink for this machine."""
+    """Make a certificate authority, and a certificate of the SuperLink for this machine."""
     authority, server = (ec.generate_private_key(ec.SECP384R1()) for _ in range(2))
     names = [x509.DNSName("localhost"), x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]
     issuer = name_of("example authority")
@@ -267,7 +264,7 @@ def make_certificates(folder: Path) -> None:
 
 
 def make_node_key(path: Path) -> None:
-    """A node's key pair: `path` stays on the node, `path`.pub is what the SuperLink registers."""
+    """Make a node's key pair: `path` stays on the node, the SuperLink registers `path`.pub."""
     key = ec.generate_private_key(ec.SECP384R1())
     write_secret(
         path,
@@ -284,13 +281,13 @@ def make_node_key(path: Path) -> None:
 
 
 def write_secret(path: Path, content: bytes) -> None:
-    """For the owner's eyes only, from the first moment on."""
+    """Write a file that only its owner can read, from the first moment on."""
     with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
         file.write(content)
 
 
 def name_of(who: str) -> x509.Name:
-    """A name as certificates hold it."""
+    """A common name, as certificates hold it."""
     return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, who)])
 
 
@@ -301,7 +298,7 @@ def sign(
     authority: ec.EllipticCurvePrivateKey,
     extension: x509.ExtensionType,
 ) -> x509.Certificate:
-    """A certificate for thirty days."""
+    """A certificate that is valid for thirty days."""
     now = dt.datetime.now(dt.UTC)
     return (
         x509.CertificateBuilder()

@@ -35,10 +35,10 @@ class UserError(HoldoutError):
 class ConfigError(UserError):
     """Mistakes in a config: each names the key, the value and the rule it breaks."""
 
-    def __init__(self, problems: Sequence[str]) -> None:
+    def __init__(self, problems: Sequence[str], *, where: str = "the config") -> None:
         self.problems = tuple(problems)
         count = len(self.problems)
-        head = "1 mistake in the config:" if count == 1 else f"{count} mistakes in the config:"
+        head = f"1 mistake in {where}:" if count == 1 else f"{count} mistakes in {where}:"
         super().__init__("\n".join([head, *(f"  {problem}" for problem in self.problems)]))
 
 

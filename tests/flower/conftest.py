@@ -1,4 +1,4 @@
-"""What the tests of `holdout.flower` share: no internet, no pauses, a server that knows itself."""
+"""What the tests of `holdout.flower` share: no internet, no pauses, a server with an identity."""
 
 import logging
 import os
@@ -17,14 +17,14 @@ from flwr.supercore.task_identity import TaskIdentity
 
 @pytest.fixture(autouse=True)
 def _server(monkeypatch):
-    """Messages are written by a server that has an identity."""
+    """Give the server an identity: without one it cannot write messages."""
     for name in ("_task_id", "_run_id", "_node_id"):
         monkeypatch.setattr(TaskIdentity, name, 1)
 
 
 @pytest.fixture(autouse=True)
 def _quiet():
-    """Flower says much; tests that look at it say from which level on."""
+    """Flower logs a lot; tests that read its log set the level themselves."""
     logger = logging.getLogger("flwr")
     before = logger.level
     logger.setLevel(logging.WARNING)
@@ -34,7 +34,7 @@ def _quiet():
 
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch):
-    """Functions answer at once; nobody needs a pause."""
+    """The nodes are functions that answer at once: poll without long pauses."""
     monkeypatch.setattr("holdout.flower.exchange.FIRST_PAUSE", 0.001)
     monkeypatch.setattr("holdout.flower.exchange.LONGEST_PAUSE", 0.01)
     monkeypatch.setattr("holdout.flower.roster.ASK_EVERY", 0.01)

@@ -66,7 +66,7 @@ class FakeGrid(Grid):
                 reply = self.nodes[message.metadata.dst_node_id](message)
             except SilentError:
                 continue
-            except Exception as error:  # noqa: BLE001  (As a SuperNode does with an app's.)
+            except Exception as error:  # noqa: BLE001  (As a SuperNode does when an app raises.)
                 reply = Message(Error(2, f"{type(error)}:<'{error}'>"), reply_to=message)
             self._replies[identifier] = reply if isinstance(reply, list) else [reply]
         return identifiers
@@ -103,7 +103,7 @@ def ballot_reply(message: Message, approved: object) -> Message:
 
 
 def weights(record: ArrayRecord) -> np.ndarray:
-    """All numbers of a record."""
+    """All numbers of a record, as one vector."""
     return np.concatenate([array.numpy().ravel() for array in record.values()])
 
 
@@ -111,7 +111,7 @@ def context(**config) -> Context:
     return Context(run_id=1, node_id=1, node_config={}, state=RecordDict(), run_config=config)
 
 
-def client_app(goal: float, *, mods=(), honest_goal: float = 1.0) -> ClientApp:
+def client_app(goal: float, *, mods=()) -> ClientApp:
     """Trains half the way to `goal`; its evaluation's loss is the squared distance to 1."""
     app = ClientApp(mods=list(mods))
 
@@ -125,7 +125,7 @@ def client_app(goal: float, *, mods=(), honest_goal: float = 1.0) -> ClientApp:
 
     @app.evaluate()
     def evaluate(message, _context):
-        loss = float(((weights(message.content["arrays"]) - honest_goal) ** 2).mean())
+        loss = float(((weights(message.content["arrays"]) - 1.0) ** 2).mean())
         metrics = MetricRecord({"num-examples": 3, "eval_loss": loss, "eval_acc": 0.5})
         return Message(RecordDict({"metrics": metrics}), reply_to=message)
 

@@ -121,7 +121,7 @@ def test_every_voter_sees_the_proposals_in_an_order_of_its_own_and_no_names():
 
 
 def test_the_order_differs_between_voters_and_names_are_put_right():
-    """Each node trains towards a goal of its own; only the best two of five are approved."""
+    """Each node trains towards another goal; only the best three of five are approved."""
     settings_ = {"num_proposers": 5, "num_voters": 5, "seed": 4, "byzantine_fraction": 0.49}
     strategy = HoldOut(**settings_)
     goals = {node: 1.0 + 0.1 * place for place, node in enumerate(NODES)}
@@ -139,7 +139,7 @@ def test_the_order_differs_between_voters_and_names_are_put_right():
     orders = {tuple(stacks[voter].round(3)) for voter in voters}
     assert len(orders) > 1
     assert len({tuple(sorted(order)) for order in orders}) == 1
-    # All loss is distance to 1, and everybody is half way: the furthest are the best.
+    # The loss is the distance to 1 and all nodes go half of the way: the furthest goals do best.
     best = sorted(range(5), key=lambda place: -goals[proposers[place]])[:3]
     assert line["selection"] == sorted(best)
     assert all(ballot == sorted(best) for ballot in line["ballots"])

@@ -13,7 +13,8 @@ from torch.nn.functional import cross_entropy
 
 from holdout.errors import ModelError, UserError
 from holdout.flower import HoldOut, VoteMod, vote, vote_mod
-from holdout.flower.records import Layout, VoteCall
+from holdout.flower.arrays import Layout
+from holdout.flower.vote_messages import VoteCall
 from holdout.voting import Terms
 
 
@@ -29,7 +30,7 @@ def samples(count: int = 40) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def vote_message(record: ArrayRecord, candidates: int = 6, **changes) -> Message:
-    """A vote on models around this one, each with its own mistakes."""
+    """A vote on models around this one, each with different noise."""
     layout = Layout.of(record)
     current = layout.flatten(record)
     generator = torch.Generator().manual_seed(7)

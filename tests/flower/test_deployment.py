@@ -1,7 +1,7 @@
 """A real deployment: SuperLink and six SuperNodes as processes on loopback, TLS and authentication.
 
-Two nodes are Byzantine; in the second round one hangs and one is killed while it works. Who is
-drawn for what is up to the ids that the SuperLink gives out, so what is expected follows the draw.
+Two nodes are Byzantine; in the second round one hangs and one is killed while it works. The ids
+that the SuperLink gives out decide who is drawn for what, so the expectations follow the draw.
 """
 
 import json
@@ -66,7 +66,7 @@ def test_liars_a_killed_node_and_a_hanging_one_stop_nobody(tmp_path):
         honest_voters = sum(held[voter] not in LIARS for voter in first["voters"])
         assert first["outcome"] == ("step" if honest_voters >= 2 else "empty-selection")
         assert rejected[0].total() == 2
-    # Then the killed and the hanging one do not answer either.
+    # In the second round the killed node and the hanging one do not answer either.
     voted = second["outcome"] != "no-proposals"
     assert rejected[1].total() >= (4 if voted else 3)
     assert rejected[1]["missing"] + rejected[1]["unavailable"] >= 1

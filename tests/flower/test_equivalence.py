@@ -1,4 +1,4 @@
-"""One identical round on Flower and in our own simulator: same draws, ballots and selection."""
+"""The same round on Flower and in our simulation: same draws, ballots and selection."""
 
 import sys
 from pathlib import Path
@@ -13,7 +13,7 @@ from holdout.experiments.plan import make_plan
 from holdout.federation.central import run_round
 from holdout.federation.state import first_state
 from holdout.flower import HoldOut, vote
-from holdout.flower.records import Layout
+from holdout.flower.arrays import Layout
 from holdout.ids import RoundNumber
 from holdout.learning import vector
 
@@ -47,7 +47,7 @@ def test_a_round_on_flower_selects_what_the_simulator_selects(rule, seed, tmp_pa
     current = ArrayRecord(vector.unflatten(model, state.weights))
 
     def node(worker):
-        """The simulator's worker behind Flower's messages."""
+        """The simulated worker behind Flower's messages."""
 
         def answer(message):
             if message.metadata.message_type == "train":

@@ -1,4 +1,4 @@
-"""The example app, run as its README says: Flower's simulation, in processes of its own."""
+"""The example app, run as its README says: Flower's simulation, in separate processes."""
 
 import re
 import shutil
@@ -17,7 +17,7 @@ KINDS = ["alie", "sign-flip", "nan", "junk", "wrong-shape", "crash", "silence"]
 
 @contextmanager
 def simulator(folder: Path):
-    """A SuperLink that simulates its nodes, ended at the end."""
+    """A SuperLink that simulates its nodes, ended on leaving."""
     deployment = load_deploy().Deployment(folder)
     try:
         deployment.start_simulator()
@@ -27,11 +27,11 @@ def simulator(folder: Path):
 
 
 def accuracies(deployment, folder: Path, config: str) -> list[float]:
-    """Run a copy of the example once; the accuracies that it prints at the end."""
+    """Run a copy of the example once and return the accuracies that it prints at the end."""
     app = folder / "app"
     if not app.exists():
         shutil.copytree(EXAMPLE, app, ignore=shutil.ignore_patterns("__pycache__"))
-    # Ray is told of more cores than there may be, so that a client that sleeps holds up no other.
+    # Ray is told of more cores than there may be, so that a sleeping client holds up no other.
     cores = 4 if "silence" in config else 2
     nodes = f"num-supernodes=10 client-resources-num-cpus=1 init-args-num-cpus={cores}"
     printed = deployment.flwr(

@@ -7,8 +7,7 @@ from types import SimpleNamespace
 from flower_grid import FakeGrid, SilentError, arrays, train_reply
 from flwr.app import Error, Message, RecordDict
 
-from holdout.flower.exchange import PollingGrid, error_fault, exchange
-from holdout.flower.records import ReplyFault
+from holdout.flower.exchange import PollingGrid, ReplyFault, error_fault, exchange
 
 
 def message(node: int, kind: str = "train") -> Message:

@@ -1,4 +1,4 @@
-"""Clients' own metrics: useful where most are honest, whatever the others send."""
+"""Clients' metrics: useful where most clients are honest, whatever the others send."""
 
 import math
 

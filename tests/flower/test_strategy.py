@@ -59,7 +59,7 @@ def test_every_argument_of_fedavg_is_taken_in_its_place():
         ({"byzantine_fraction": 3}, "below 1/2"),
         ({"byzantine_fraction": "a third"}, "byzantine_fraction = 'a third'"),
         ({"propose_timeout": 0}, "propose_timeout = 0"),
-        ({"vote_timeout": math.inf}, "timeout of votes"),
+        ({"vote_timeout": math.inf}, "vote_timeout = inf"),
         ({"connect_timeout": math.nan}, "connect_timeout = nan"),
         ({"seed": -1}, "seed = -1"),
         ({"rule": "krum"}, "rule = 'krum'"),
@@ -71,10 +71,17 @@ def test_a_mistake_in_the_arguments_is_a_clear_error(settings, message):
         HoldOut(**settings)
 
 
+@pytest.mark.parametrize("strategy", [HoldOut, Robust])
+def test_an_unknown_argument_is_named(strategy):
+    with pytest.raises(TypeError, match="unexpected keyword argument 'num_voterss'"):
+        strategy(num_voterss=3)
+
+
 def test_all_mistakes_are_told_at_once():
     with pytest.raises(ConfigError) as caught:
         HoldOut(num_proposers=0, num_voters=0, byzantine_fraction=0.7)
     assert len(caught.value.problems) == 3
+    assert str(caught.value).startswith("3 mistakes in the strategy's arguments:")
 
 
 @pytest.mark.parametrize(
@@ -164,7 +171,7 @@ def test_the_train_message_is_the_plain_one():
 
 
 def test_what_fedavg_users_rely_on_stays():
-    """Given start, federated and central evaluation, own metric functions, own keys."""
+    """Given start, federated and central evaluation, custom metric functions."""
     grid = federation(10)
     seen = []
 

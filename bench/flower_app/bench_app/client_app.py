@@ -1,4 +1,4 @@
-"""A client that answers everything at once: weights as they came, a ballot for the first."""
+"""A client that does no work: it returns the weights it got, and approves the first candidate."""
 
 from flwr.app import Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
@@ -8,7 +8,7 @@ app = ClientApp()
 
 @app.train()
 def train(message: Message, _context: Context) -> Message:
-    """The weights as they came."""
+    """Return the weights as they came."""
     metrics = MetricRecord({"num-examples": 1})
     content = RecordDict({"arrays": message.content["arrays"], "metrics": metrics})
     return Message(content, reply_to=message)
@@ -16,13 +16,13 @@ def train(message: Message, _context: Context) -> Message:
 
 @app.evaluate("vote")
 def vote(message: Message, _context: Context) -> Message:
-    """A ballot, without looking."""
+    """Approve the first candidate without looking at any."""
     return Message(RecordDict({"ballot": MetricRecord({"approved": [0]})}), reply_to=message)
 
 
 @app.evaluate()
 def evaluate(message: Message, _context: Context) -> Message:
-    """A number."""
+    """Return a constant loss."""
     return Message(
         RecordDict({"metrics": MetricRecord({"loss": 1.0, "num-examples": 1})}), reply_to=message
     )

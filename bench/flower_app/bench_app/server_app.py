@@ -1,4 +1,4 @@
-"""Times rounds and votes on a real deployment, in turns, and leaves the medians in a file."""
+"""Time rounds and votes on a real deployment, in turn, and write the medians to a file."""
 
 import json
 import statistics
@@ -13,22 +13,23 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordD
 from flwr.serverapp import Grid, ServerApp
 
 from holdout.flower import HoldOut
+from holdout.flower.arrays import Layout
 from holdout.flower.exchange import PollingGrid, exchange
-from holdout.flower.records import Layout, VoteCall
+from holdout.flower.vote_messages import VoteCall
 from holdout.voting import Terms
 
 HALF = 4
 CANDIDATES, WEIGHTS = 30, 79_510
 TIMEOUT = 120.0
 NODES_ASK_EVERY = 3.0
-"""Seconds between two questions of an idle SuperNode."""
+"""Seconds after which an idle SuperNode asks for messages again."""
 
 app = ServerApp()
 
 
 @app.main()
 def main(grid: Grid, context: Context) -> None:
-    """Take all times; `out` appears when they are complete."""
+    """Measure everything; the file `out` appears when all times are there."""
     config = context.run_config
     while len(list(grid.get_node_ids())) < int(config["nodes"]):
         time.sleep(0.1)
@@ -48,12 +49,12 @@ def main(grid: Grid, context: Context) -> None:
 
 
 def _seconds(actions: Mapping[str, Callable[[], None]], *, repetitions: int) -> dict[str, float]:
-    """As `bench.measure.seconds`, but nodes are met at any point of their sleep."""
+    """As `bench.measure.seconds`, but each action starts at a random point of the nodes' sleep."""
     times: dict[str, list[float]] = {name: [] for name in actions}
     moments = np.random.default_rng(1)
     for _ in range(repetitions):
         for name, action in actions.items():
-            # An action that begins where another ends would always find them just asleep.
+            # An action that starts right after another would always find the nodes just asleep.
             time.sleep(moments.uniform(0, NODES_ASK_EVERY))
             start = time.perf_counter()
             action()
@@ -70,7 +71,7 @@ def _stock_round(grid: Grid, nodes: list[int]) -> None:
 
 
 def _our_round(grid: Grid) -> None:
-    """Propose and vote; the strategy polls by itself."""
+    """One round of our strategy, which does its own polling."""
     strategy = HoldOut(
         num_proposers=HALF,
         num_voters=HALF,
@@ -87,7 +88,7 @@ def _our_round(grid: Grid) -> None:
 
 
 def _vote(grid: Grid, voters: list[int], candidates: int, weights: int) -> None:
-    """A vote on so many candidates of so many weights, each voter in its own order."""
+    """A vote on so many candidates of so many weights, in another order for each voter."""
     arrays = ArrayRecord({"w": Array(np.zeros(weights, np.float32))})
     rows = torch.randn(candidates + 1, weights)
 
@@ -116,4 +117,4 @@ def _arrays() -> ArrayRecord:
 
 def _expect(replies: list[Message], count: int) -> None:
     if len(replies) != count or any(reply.has_error() for reply in replies):
-        raise RuntimeError(f"{count} replies were to come; got {replies}")
+        raise RuntimeError(f"expected {count} replies without errors; got {replies}")

@@ -1,7 +1,7 @@
-"""The switch that makes some clients Byzantine, as a Flower mod around an honest client.
+"""A Flower mod around an honest client that makes some clients Byzantine.
 
-The first `byzantine-nodes` partitions are the coalition. Its members know each other's data, lie
-when they are asked to train, and vote for what harms most.
+The clients of the first `byzantine-nodes` partitions form a coalition. They know each other's data,
+lie when they are asked to train, and vote for what does most harm.
 """
 
 import time
@@ -10,15 +10,15 @@ from collections.abc import Callable
 import numpy as np
 from flwr.app import Array, ArrayRecord, Context, Message, MetricRecord, RecordDict
 
-GAMMA = 30.0  # Standard deviations that ALIE adds to the mean.
-FLIP = 10.0  # How far a sign flip goes back.
+GAMMA = 30.0  # How many standard deviations ALIE adds to the mean.
+FLIP = 10.0  # How many times the honest step a sign flip goes in the opposite direction.
 
 Client = Callable[[Message, Context], Message]
 Arrays = dict[str, np.ndarray]
 
 
 def byzantine_mod(message: Message, context: Context, call_next: Client) -> Message:
-    """Lie if this client is one of those that do."""
+    """Lie if this client belongs to the coalition."""
     kind = str(context.run_config["byzantine"])
     coalition = int(context.run_config["byzantine-nodes"])
     if kind == "none" or int(context.node_config["partition-id"]) >= coalition:
@@ -57,7 +57,7 @@ def propose(kind: str, message: Message, context: Context, call_next: Client) ->
 
 
 def alie(weights: Arrays, message: Message, context: Context, call_next: Client) -> Arrays:
-    """All members send the same: mean + GAMMA deviations of what they would honestly send."""
+    """What all members send: the mean plus GAMMA deviations of their honest updates."""
     updates = []
     for member in range(int(context.run_config["byzantine-nodes"])):
         disguised = Context(
@@ -74,7 +74,7 @@ def alie(weights: Arrays, message: Message, context: Context, call_next: Client)
 
 
 def vote(kind: str, message: Message, context: Context, call_next: Client) -> Message:
-    """A ballot for the candidates of largest loss, or something that is no ballot."""
+    """A ballot for the candidates of largest loss, or something that is not a ballot."""
     if kind in {"nan", "junk", "wrong-shape"}:
         nonsense = MetricRecord({"approved": [-1, 10**6, 0, 0]})
         return Message(RecordDict({"ballot": nonsense}), reply_to=message)

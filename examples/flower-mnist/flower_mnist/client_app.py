@@ -1,6 +1,6 @@
 """The client: trains, evaluates, and votes.
 
-`vote` is the one function that HoldOut SGD adds. Without it, `ClientApp(mods=[vote_mod])` lets
+`vote` is the only function that HoldOut SGD adds. Without it, `ClientApp(mods=[vote_mod])` lets
 the ordinary `evaluate` vote: slower, but it works with any framework and any loss.
 """
 
@@ -14,7 +14,7 @@ from holdout import flower
 
 torch.set_num_threads(1)  # Several clients share this machine.
 
-app = ClientApp(mods=[byzantine_mod])  # The switch; an honest client has no such mod.
+app = ClientApp(mods=[byzantine_mod])  # Makes some clients lie; a real client has no such mod.
 
 
 @app.train()

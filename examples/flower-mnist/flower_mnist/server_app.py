@@ -1,4 +1,4 @@
-"""The server: what `FedAvg` users write, with another strategy."""
+"""The server, as `FedAvg` users write it, with a choice of strategies."""
 
 from pathlib import Path
 
@@ -14,7 +14,7 @@ app = ServerApp()
 
 @app.main()
 def main(grid: Grid, context: Context) -> None:
-    """Run the rounds and say how good the model became."""
+    """Run the rounds and print the accuracy after each."""
     config = context.run_config
     model = task.make_model(seed=int(config["seed"]))
     result = make_strategy(context).start(
@@ -30,7 +30,7 @@ def main(grid: Grid, context: Context) -> None:
 
 
 def make_strategy(context: Context) -> Strategy:
-    """The strategy by its name in the run's config."""
+    """The strategy that the run's config names."""
     config = context.run_config
     name, proposers = str(config["strategy"]), int(config["num-proposers"])
     if name == "fedavg":

@@ -1,4 +1,4 @@
-"""The task: a small network, 5,000 real digits that come with a dependency, a training loop."""
+"""The task: a small network, 5,000 real digits that come with a dependency, and training."""
 
 from functools import cache
 from typing import Any
@@ -11,7 +11,7 @@ from holdout.data.datasets import load
 
 
 def make_model(seed: int = 0) -> nn.Module:
-    """784-100-10, with weights decided by the seed."""
+    """A 784-100-10 network whose weights the seed decides."""
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
         return nn.Sequential(nn.Flatten(), nn.Linear(784, 100), nn.ReLU(), nn.Linear(100, 10))
@@ -24,7 +24,7 @@ def digits() -> Any:
 
 
 def partition(number: int, partitions: int) -> tuple[Tensor, Tensor]:
-    """The digits that one client holds; none is held by two."""
+    """The digits that one client holds; no two clients hold the same."""
     data = digits()
     order = torch.randperm(len(data.x_train), generator=torch.Generator().manual_seed(0))
     rows = order[number::partitions]
@@ -34,7 +34,7 @@ def partition(number: int, partitions: int) -> tuple[Tensor, Tensor]:
 def train(
     model: nn.Module, x: Tensor, y: Tensor, *, epochs: int, batch_size: int, rate: float
 ) -> float:
-    """Plain SGD over the client's digits; the mean loss of the last epoch."""
+    """Train by plain SGD and return the mean loss of the last epoch."""
     optimizer = torch.optim.SGD(model.parameters(), lr=rate)
     model.train()
     for _ in range(epochs):
@@ -49,7 +49,7 @@ def train(
 
 
 def test(model: nn.Module, x: Tensor, y: Tensor) -> tuple[float, float]:
-    """Loss and accuracy."""
+    """The model's loss and accuracy."""
     model.eval()
     with torch.no_grad():
         logits = model(x)

@@ -5,9 +5,18 @@
     vote_mod        lets an ordinary `@app.evaluate()` vote                  (client)
     vote            the fast path: all candidates in one batched evaluation  (client)
 
-Below them: `records` (what travels, and how it is checked), `exchange` (sending and polling),
-`roster` (who is connected, who is silent), `rounds` (what one round knows), `recording` (the run
-folder). Flower is imported nowhere else in `holdout`.
+Below them:
+
+    base            what both strategies share: draws, checks, evaluation
+    open_round      one round: whom it asked, what they sent, the step
+    vote_messages   the vote message and the ballot that answers it
+    arrays          a model's arrays <-> one flat vector
+    exchange        sending, polling, and matching replies to questions
+    roster          who is connected, who is silent
+    metrics         the metrics that clients report
+    recording       Flower's `Result` and the run folder
+
+Flower is imported nowhere else in `holdout`.
 """
 
 try:

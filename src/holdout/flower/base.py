@@ -1,79 +1,121 @@
 """What our strategies share: Flower's `FedAvg` with every reply checked.
 
 A round in Flower's words: `configure_train` waits for nodes, draws the committee and asks the
-proposers; `aggregate_train` reads what they return, lets the subclass decide, and steps. An update
-is g_j = w - w_j (the learning rate is 1), so that the candidate w - g_j is what the node returned.
+proposers; `aggregate_train` reads their replies, lets the subclass decide, and makes the step. An
+update is g_j = w - w_j (the learning rate is 1): the candidate w - g_j is what the node returned.
 
-Nothing that a node sends raises. Where a round cannot decide, the model stays as it is.
+Nothing that a node sends raises. A round that cannot decide keeps the model.
 """
 
 import logging
+import math
+import secrets
 import time
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import KW_ONLY, InitVar, dataclass, replace
+from fractions import Fraction
+from pathlib import Path
+from typing import Any, ClassVar
 
-from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
+from flwr.app import (
+    ArrayRecord,
+    ConfigRecord,
+    Message,
+    MessageType,
+    Metadata,
+    MetricRecord,
+    RecordDict,
+)
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import FedAvg, Result
 
 from holdout.errors import ConfigError, MisuseError
-from holdout.flower.exchange import PollingGrid
+from holdout.flower.arrays import Layout
+from holdout.flower.exchange import Answers, PollingGrid, collate, log_faults
 from holdout.flower.metrics import MetricsFunction, aggregate_metrics, median_metrics
-from holdout.flower.open_round import DrawSizes, OpenRound, Verdict, admit, make_record, step
+from holdout.flower.open_round import DrawSizes, OpenRound, Verdict, make_record
 from holdout.flower.recording import Recorder, RoundReport, Seconds, recording
-from holdout.flower.records import Layout
-from holdout.flower.replies import Answers, collate, log_faults
 from holdout.flower.roster import Roster, wait_for_nodes
-from holdout.flower.settings import StrategySettings
 from holdout.ids import RoundNumber
+from holdout.kept import Kept
 from holdout.rounds import AdmittedProposals
 from holdout.seeds import stream
-from holdout.shares import write_share
+from holdout.shares import read_share, write_share
 from holdout.voting import draw_committee
 
 LOG = logging.getLogger("flwr")
 
+SEED_BITS = 53
+"""Of a seed that nobody chose: unguessable, and exact in any JSON reader."""
+
 EvaluateFunction = Callable[[int, ArrayRecord], MetricRecord | None]
 
 
+@dataclass(eq=False, repr=False)
 class CheckedStrategy(FedAvg):
-    """`FedAvg` with every reply checked; how to decide is the subclass's."""
+    """`FedAvg` with every reply checked; subclasses say how large committees are and what decides.
 
+    The fields are the constructor's arguments: those of `FedAvg` in its order, then ours, by
+    keyword only. An `InitVar` is one that `FedAvg` keeps as an attribute of another type.
+    """
+
+    fraction_train: InitVar[float | None] = None
+    fraction_evaluate: float = 1.0
+    min_train_nodes: InitVar[int | None] = None
+    min_evaluate_nodes: int = 2
+    min_available_nodes: int = 2
+    weighted_by_key: str = "num-examples"
+    arrayrecord_key: str = "arrays"
+    configrecord_key: str = "config"
+    train_metrics_aggr_fn: InitVar[MetricsFunction | None] = None
+    evaluate_metrics_aggr_fn: InitVar[MetricsFunction | None] = None
+    _: KW_ONLY
     rule: str
+    num_proposers: int | None = None
+    byzantine_fraction: float | str | Fraction = 0.33
+    propose_timeout: float = 600.0
+    connect_timeout: float = 300.0
+    seed: int | None = None
+    run_folder: Path | str | None = None
+    name: str = "flower"
+    attack: str = "unknown attack"
 
-    def __init__(
+    default_fraction_train: ClassVar[float]
+
+    def __post_init__(
         self,
-        settings: StrategySettings,
-        problems: Iterable[str],
-        *,
         fraction_train: float | None,
         min_train_nodes: int | None,
-        default_fraction: float,
         train_metrics_aggr_fn: MetricsFunction | None,
         evaluate_metrics_aggr_fn: MetricsFunction | None,
-        **others: Any,
     ) -> None:
-        """`others` are handed to `FedAvg`; `problems` are what the subclass complains of."""
-        found = [*settings.problems(), *problems]
-        if settings.num_proposers is not None and (fraction_train, min_train_nodes) != (None, None):
-            found.append(
+        """Check every argument, and report all mistakes at once."""
+        default = self.default_fraction_train
+        super().__init__(
+            fraction_train=default if fraction_train is None else fraction_train,
+            fraction_evaluate=self.fraction_evaluate,
+            min_train_nodes=2 if min_train_nodes is None else min_train_nodes,
+            min_evaluate_nodes=self.min_evaluate_nodes,
+            min_available_nodes=self.min_available_nodes,
+            weighted_by_key=self.weighted_by_key,
+            arrayrecord_key=self.arrayrecord_key,
+            configrecord_key=self.configrecord_key,
+            train_metrics_aggr_fn=train_metrics_aggr_fn or median_metrics,
+            evaluate_metrics_aggr_fn=evaluate_metrics_aggr_fn or median_metrics,
+        )
+        problems = [*self._shared_problems(), *self._problems()]
+        if self.num_proposers is not None and (fraction_train, min_train_nodes) != (None, None):
+            problems.append(
                 "num_proposers says how many nodes train in a round; with it, fraction_train and "
                 "min_train_nodes must not be given"
             )
-        if found:
-            raise ConfigError(found)
-        super().__init__(
-            fraction_train=default_fraction if fraction_train is None else fraction_train,
-            min_train_nodes=2 if min_train_nodes is None else min_train_nodes,
-            train_metrics_aggr_fn=train_metrics_aggr_fn or median_metrics,
-            evaluate_metrics_aggr_fn=evaluate_metrics_aggr_fn or median_metrics,
-            **others,
-        )
-        self.settings = settings
-        self.byzantine_fraction = settings.exact_fraction()
-        self.seed = settings.own_seed()
+        if problems:
+            raise ConfigError(problems, where="the strategy's arguments")
+        self.byzantine_fraction = self._exact_fraction()
+        # Whoever can foresee the draws can choose when to lie, so the default is a secret.
+        self._seed = secrets.randbits(SEED_BITS) if self.seed is None else self.seed
+        self.seed = self._seed
         self._begin()
 
     def _begin(self) -> None:
@@ -81,16 +123,35 @@ class CheckedStrategy(FedAvg):
         self._roster = Roster()
         self._recorder = Recorder()
         self._open: OpenRound | None = None
-        self._evaluation: list[Message] = []
+        self._radius: float | None = None
+        self._rule_state: Kept = {}
+        self._evaluation: list[Metadata] = []
         self._evaluate_config = ConfigRecord()
 
     @abstractmethod
-    def _sizes(self, connected: int) -> DrawSizes:
-        """How many propose and vote when so many nodes are connected."""
+    def _problems(self) -> list[str]:
+        """Mistakes in the subclass's arguments."""
+
+    @property
+    @abstractmethod
+    def _evaluate_timeout(self) -> float:
+        """Seconds that nodes have to evaluate or to vote."""
 
     @abstractmethod
-    def _decide(self, stage: OpenRound, admitted: AdmittedProposals) -> Verdict:
+    def _sizes(self, connected: int) -> DrawSizes:
+        """How many nodes propose and vote when so many are connected."""
+
+    @abstractmethod
+    def _decide(self, open_round: OpenRound, admitted: AdmittedProposals) -> Verdict:
         """From valid updates to a decision."""
+
+    @abstractmethod
+    def _voters_in_words(self) -> str:
+        """What the summary says after the number of proposers."""
+
+    @abstractmethod
+    def _vote_config(self) -> dict[str, dict[str, Any]]:
+        """What the run folder's config says about the vote, by section."""
 
     def start(  # noqa: PLR0917  (The interface is Flower's.)
         self,
@@ -102,15 +163,15 @@ class CheckedStrategy(FedAvg):
         evaluate_config: ConfigRecord | None = None,
         evaluate_fn: EvaluateFunction | None = None,
     ) -> Result:
-        """Run the federation, as in Flower; replies are polled by us, and rounds recorded."""
+        """Run the federation as `FedAvg` does, but poll for replies and record the rounds."""
         self._begin()
         self._evaluate_config = evaluate_config or ConfigRecord()
         timeouts = {
-            MessageType.TRAIN: self.settings.propose_timeout,
-            MessageType.EVALUATE: self.settings.evaluate_timeout,
+            MessageType.TRAIN: self.propose_timeout,
+            MessageType.EVALUATE: self._evaluate_timeout,
         }
         config = self._config(num_rounds)
-        with recording(self.settings.run_folder, config, self._roster.numbers) as self._recorder:
+        with recording(self.run_folder, config, self._roster.numbers) as self._recorder:
             return super().start(
                 PollingGrid(grid, timeouts),
                 initial_arrays,
@@ -122,8 +183,8 @@ class CheckedStrategy(FedAvg):
             )
 
     def summary(self) -> None:
-        """Log what was chosen."""
-        number = self.settings.num_proposers
+        """Log the rule, the committee and the keys of the records."""
+        number = self.num_proposers
         proposers = f"{self.fraction_train:g} of the nodes" if number is None else str(number)
         LOG.info("\t├──> Rule: %s", self.rule)
         LOG.info("\t│\t├── Byzantine share withstood: %s", self.byzantine_fraction)
@@ -132,9 +193,6 @@ class CheckedStrategy(FedAvg):
         LOG.info("\t└──> Keys in records:")
         LOG.info("\t\t├── ArrayRecord key: '%s'", self.arrayrecord_key)
         LOG.info("\t\t└── ConfigRecord key: '%s'", self.configrecord_key)
-
-    def _voters_in_words(self) -> str:
-        return ""
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
@@ -153,7 +211,7 @@ class CheckedStrategy(FedAvg):
             proposers=sizes.proposers,
             voters=sizes.voters,
             disjoint=True,
-            seed=self.seed,
+            seed=self._seed,
             round_number=RoundNumber(server_round),
         )
         proposers = [nodes[place] for place in drawn.proposers]
@@ -166,7 +224,7 @@ class CheckedStrategy(FedAvg):
         )
         config["server-round"] = server_round
         record = RecordDict({self.arrayrecord_key: arrays, self.configrecord_key: config})
-        asked = [self._ask(record, node, MessageType.TRAIN, server_round) for node in proposers]
+        messages = [self._ask(record, node, MessageType.TRAIN, server_round) for node in proposers]
         now = time.monotonic()
         self._open = OpenRound(
             number=RoundNumber(server_round),
@@ -176,49 +234,52 @@ class CheckedStrategy(FedAvg):
             weights=weights,
             proposers=proposers,
             voters=voters,
-            asked=asked,
+            asked=[message.metadata for message in messages],
+            previous_radius=self._radius,
+            rule_state=self._rule_state,
             wait_seconds=now - began,
             asked_at=now,
         )
-        return asked
+        return messages
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """Check the replies, decide, step; the model stays where nothing can be decided."""
+        """Check the replies, decide, step; keep the model where nothing can be decided."""
         if self.fraction_train == 0.0:
             return None, None
-        stage = self._open
-        if stage is None or stage.number != server_round:
+        open_round = self._open
+        if open_round is None or open_round.number != server_round:
             raise MisuseError("aggregate_train follows configure_train of the same round")
         self._open = None
-        propose_seconds = time.monotonic() - stage.asked_at
-        answers = self._collate(stage.asked, replies, server_round)
-        admitted, faults = admit(stage, answers, key=self.arrayrecord_key)
+        propose_seconds = time.monotonic() - open_round.asked_at
+        answers = self._collate(open_round.asked, replies, server_round)
+        admitted, faults = open_round.admit(answers, key=self.arrayrecord_key)
         log_faults("proposal", faults)
-        verdict = self._decide(stage, admitted)
+        verdict = self._decide(open_round, admitted)
         log_faults("ballot", verdict.ballot_faults)
-        arrays, outcome = step(stage, verdict)
-        verdict = replace(verdict, outcome=outcome)
-        decide = time.monotonic() - stage.asked_at - propose_seconds - verdict.vote_seconds
-        seconds = Seconds(stage.wait_seconds, propose_seconds, verdict.vote_seconds, decide)
-        record = make_record(
-            stage,
-            verdict,
-            faults,
-            numbers=self._roster.numbers,
-            names=(self.rule, self.settings.attack),
-            seed=self.seed,
-        )
+        arrays, outcome = open_round.step(verdict.decision)
+        verdict = replace(verdict, decision=replace(verdict.decision, outcome=outcome))
+        self._radius, self._rule_state = verdict.radius, verdict.rule_state
+        decide = time.monotonic() - open_round.asked_at - propose_seconds - verdict.vote_seconds
+        seconds = Seconds(open_round.wait_seconds, propose_seconds, verdict.vote_seconds, decide)
         report = RoundReport(
-            record=replace(record, seconds=round(seconds.all, 6)),
+            record=make_record(
+                open_round,
+                verdict,
+                faults,
+                numbers=self._roster.numbers,
+                rule=self.rule,
+                attack=self.attack,
+                seed=self._seed,
+                seconds=seconds.total,
+            ),
             accepted=len(admitted.valid),
-            ballots=sum(ballot is not None for ballot in verdict.ballots or ()),
             left_out=len(self._roster.resting(server_round)),
             seconds=seconds,
         )
         self._recorder.add(report)
-        _log_round(report)
+        report.log()
         contents = list(answers.contents.values())
         metrics = (
             aggregate_metrics(contents, self.train_metrics_aggr_fn, self.weighted_by_key)
@@ -231,7 +292,7 @@ class CheckedStrategy(FedAvg):
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """Ask nodes to evaluate the model, as `FedAvg` does, but wait only so long for them."""
+        """Ask nodes to evaluate the model, as `FedAvg` does, but wait for them only so long."""
         self._evaluation = []
         if self.fraction_evaluate == 0.0:
             return []
@@ -243,19 +304,18 @@ class CheckedStrategy(FedAvg):
         nodes = self._wait(grid, needed, "federated evaluation")
         size = needed(len(nodes))
         pool = self._roster.eligible(nodes, round_number=server_round, needed=size)
-        drawn = stream(self.seed, "evaluate", server_round).sample(pool, min(size, len(pool)))
+        drawn = stream(self._seed, "evaluate", server_round).sample(pool, min(size, len(pool)))
         LOG.info("configure_evaluate: drew %d out of %d nodes", len(drawn), len(nodes))
         config["server-round"] = server_round
         record = RecordDict({self.arrayrecord_key: arrays, self.configrecord_key: config})
-        self._evaluation = [
-            self._ask(record, node, MessageType.EVALUATE, server_round) for node in drawn
-        ]
-        return self._evaluation
+        messages = [self._ask(record, node, MessageType.EVALUATE, server_round) for node in drawn]
+        self._evaluation = [message.metadata for message in messages]
+        return messages
 
     def aggregate_evaluate(
         self, server_round: int, replies: Iterable[Message]
     ) -> MetricRecord | None:
-        """The median of what nodes report, or what the given function makes of it."""
+        """The median of what nodes report, or what the user's function makes of it."""
         if not self._evaluation:
             return None
         answers = self._collate(self._evaluation, replies, server_round)
@@ -265,6 +325,27 @@ class CheckedStrategy(FedAvg):
         )
         self._recorder.evaluated(metrics, central=False)
         return metrics
+
+    def _shared_problems(self) -> list[str]:
+        """Mistakes in the arguments that all our strategies take."""
+        problems = [
+            *count_problems("num_proposers", self.num_proposers),
+            *count_problems("seed", self.seed, least=0),
+            *timeout_problems("propose_timeout", self.propose_timeout),
+            *timeout_problems("connect_timeout", self.connect_timeout),
+        ]
+        try:
+            self._exact_fraction()
+        except ValueError as error:
+            problems.append(f"byzantine_fraction = {self.byzantine_fraction!r}: {error}")
+        return problems
+
+    def _exact_fraction(self) -> Fraction:
+        """The assumed Byzantine share f; a ValueError if the argument is none."""
+        share = read_share(self.byzantine_fraction)
+        if isinstance(share, int) or share >= Fraction(1, 2):
+            raise ValueError("must be a share below 1/2")
+        return share
 
     def _draw_pool(self, grid: Grid, server_round: int) -> tuple[list[int], DrawSizes]:
         """The nodes that a committee can be drawn from, and how large it is."""
@@ -278,14 +359,12 @@ class CheckedStrategy(FedAvg):
         return pool, sizes
 
     def _wait(self, grid: Grid, needed: Callable[[int], int], what: str) -> Sequence[int]:
-        return wait_for_nodes(
-            grid.get_node_ids, needed, timeout=self.settings.connect_timeout, what=what
-        )
+        return wait_for_nodes(grid.get_node_ids, needed, timeout=self.connect_timeout, what=what)
 
-    def _trained_by(self, connected: int) -> int:
-        """How many propose, by `num_proposers` or in `FedAvg`'s way."""
-        if self.settings.num_proposers is not None:
-            return self.settings.num_proposers
+    def _proposers_among(self, connected: int) -> int:
+        """How many nodes propose, by `num_proposers` or in `FedAvg`'s way."""
+        if self.num_proposers is not None:
+            return self.num_proposers
         return max(int(connected * self.fraction_train), self.min_train_nodes)
 
     def _ask(self, record: RecordDict, node: int, message_type: str, server_round: int) -> Message:
@@ -296,47 +375,46 @@ class CheckedStrategy(FedAvg):
             message_type=message_type,
             group_id=str(server_round),
             # A node that comes back later must not work on what nobody waits for.
-            ttl=self.settings.propose_timeout if training else self.settings.evaluate_timeout,
+            ttl=self.propose_timeout if training else self._evaluate_timeout,
         )
 
     def _collate(
-        self, asked: Sequence[Message], replies: Iterable[object], server_round: int
+        self, asked: Sequence[Metadata], replies: Iterable[object], server_round: int
     ) -> Answers:
-        """Match the replies, and remember who was silent."""
-        answers = collate([message.metadata for message in asked], replies)
-        nodes = [message.metadata.dst_node_id for message in asked]
-        self._remember(nodes, answers, server_round)
-        return answers
-
-    def _remember(self, asked: Iterable[int], answers: Answers, server_round: int) -> None:
-        for node in asked:
+        """Match the replies to what was asked, and note who was silent."""
+        answers = collate(asked, replies)
+        for node in (question.dst_node_id for question in asked):
             if node in answers.silent:
                 self._roster.silent(node, round_number=server_round)
             else:
                 self._roster.heard(node)
+        return answers
 
     def _config(self, num_rounds: int) -> dict[str, Any]:
-        """What the run folder says about the federation, in the words of our own configs."""
+        """The run folder's config, with the keys that configs of experiments have."""
         federation: dict[str, Any] = {
             "mode": "flower",
-            "assumed_byzantine": write_share(self.byzantine_fraction),
+            "assumed_byzantine": write_share(self._exact_fraction()),
         }
-        if self.settings.num_proposers is not None:
-            federation["proposers"] = self.settings.num_proposers
-        return {
+        if self.num_proposers is not None:
+            federation["proposers"] = self.num_proposers
+        config: dict[str, Any] = {
             "experiment": {
-                "name": self.settings.name,
+                "name": self.name,
                 "rules": [self.rule],
                 "rounds": num_rounds,
-                "seeds": [self.seed],
+                "seeds": [self._seed],
                 "baseline": False,
             },
             "federation": federation,
-            "attack": {"name": self.settings.attack},
+            "attack": {"name": self.attack},
         }
+        for section, entries in self._vote_config().items():
+            config[section] = {**config.get(section, {}), **entries}
+        return config
 
     def _watched(self, evaluate_fn: EvaluateFunction) -> EvaluateFunction:
-        """The user's central evaluation; what it finds is also the round's accuracy."""
+        """The user's central evaluation, whose result is recorded as the round's accuracy."""
 
         def evaluate(server_round: int, arrays: ArrayRecord) -> MetricRecord | None:
             metrics = evaluate_fn(server_round, arrays)
@@ -346,23 +424,15 @@ class CheckedStrategy(FedAvg):
         return evaluate
 
 
-def _log_round(report: RoundReport) -> None:
-    record = report.record
+def count_problems(argument: str, value: int | None, *, least: int = 1) -> list[str]:
+    """What is wrong with an argument that must be a whole number of at least `least`, or None."""
+    if value is None or (type(value) is int and value >= least):
+        return []
+    return [f"{argument} = {value!r}: must be a whole number, {least} or more"]
 
-    def counts(rejected: Mapping[str, int]) -> str:
-        return ", ".join(f"{reason} {n}" for reason, n in rejected.items()) or "none"
 
-    LOG.info(
-        "aggregate_train: %s; %d proposals accepted, rejected: %s",
-        record.outcome,
-        report.accepted,
-        counts(record.rejected_proposals),
-    )
-    if record.ballots is not None:
-        LOG.info(
-            "\t└──> %d of %d ballots valid, rejected: %s; %d proposals in the union-consensus",
-            report.ballots,
-            len(record.voters),
-            counts(record.rejected_ballots),
-            len(record.selection or ()),
-        )
+def timeout_problems(argument: str, seconds: float) -> list[str]:
+    """What is wrong with an argument that must be a time limit."""
+    if 0 < seconds < math.inf:
+        return []
+    return [f"{argument} = {seconds!r}: must be a positive number of seconds"]

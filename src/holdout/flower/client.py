@@ -1,41 +1,41 @@
 """The voter's side: how a client answers "which of these candidates do well on your data?".
 
-Two ways. `vote_mod` calls the client's own `@app.evaluate()` once for the current model and once
-for each candidate, whatever the framework. `vote` scores them all in one batched evaluation with
-cross-entropy, for a torch classifier. Either way the client casts its ballot itself, by the terms
-that the message states; losses never leave it.
+There are two ways. `vote_mod` calls the client's `@app.evaluate()` once for the current model and
+once for each candidate, whatever the framework. `vote` scores all of them in one batched evaluation
+with cross-entropy, for a torch classifier. Either way the client itself casts the ballot, by the
+terms that the message states; losses never leave it.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
-from flwr.app import Context, Message, MetricRecord, RecordDict
+from flwr.app import Context, Message, RecordDict
 from torch import Tensor, nn
 
 from holdout.data.datasets import Shard
 from holdout.errors import ModelError, UserError
-from holdout.flower.records import Layout, VoteCall, ballot_content, is_vote
+from holdout.flower.arrays import Layout
+from holdout.flower.metrics import LOSS_ENDING, find_metric
+from holdout.flower.vote_messages import VoteCall, is_vote
 from holdout.ids import RoundNumber, WorkerId
 from holdout.learning import scoring
 from holdout.workers import HonestWorker, Recipe
 
 ClientFunction = Callable[[Message, Context], Message]
 
-LOSS_ENDING = "loss"
-
 
 @dataclass(frozen=True, slots=True)
 class VoteMod:
     """A Flower mod that turns the client's evaluation into a vote; other messages pass through.
 
-    The evaluation gets the candidate as any model is sent to it. If it can limit the samples it
-    uses, it should do so by `holdout-samples` in its config (0: no limit).
+    The evaluation gets each candidate as it gets any model. If it can limit the samples it uses, it
+    should do so by `holdout-samples` in its config (0: no limit).
     """
 
     loss_key: str | None = None
-    """The metric to go by; None: the only one whose name ends with "loss"."""
+    """The metric to judge by; None: the only one whose name ends with "loss"."""
 
     def __call__(self, message: Message, context: Context, call_next: ClientFunction) -> Message:
         """Vote if the message asks for it."""
@@ -47,17 +47,18 @@ class VoteMod:
         losses = [
             self._loss(call_next(_evaluation(message, call, row), context)) for row in call.stacked
         ]
-        return Message(ballot_content(call.cast(losses)), reply_to=message)
+        return Message(call.ballot(losses), reply_to=message)
 
     def _loss(self, reply: Message) -> float:
         if reply.has_error():
             raise UserError(f"the evaluation of a candidate failed: {reply.error.reason}")
-        value = find_metric(reply.content, self.loss_key, (LOSS_ENDING,))
+        records = reply.content.metric_records.values()
+        value = find_metric(records, self.loss_key, [LOSS_ENDING])
         if value is None:
             wanted = repr(self.loss_key) if self.loss_key else 'one whose name ends with "loss"'
             raise UserError(
-                f"vote_mod needs a single metric to judge candidates by, {wanted}; got "
-                f"{[list(record) for record in reply.content.metric_records.values()]}"
+                f"vote_mod needs a single metric to judge candidates by, {wanted}; "
+                f"the evaluation returned {[list(record) for record in records]}"
             )
         return value
 
@@ -79,11 +80,11 @@ def vote(
 
     Args:
         message: What `@app.evaluate("vote")` got.
-        model: Gives logits; it must know nothing beside its parameters (no batch norm).
+        model: Returns logits; its parameters must be all its state (no batch norm).
         x: The client's holdout samples, float32.
         y: Their labels, int64.
-        seed: With the round, decides which `holdout_samples` of them judge.
-        worker_id: The same for the client; None: the node's id.
+        seed: With the round and `worker_id`, decides which `holdout_samples` of them are used.
+        worker_id: The client's number in that draw; by default the node's id.
     """
     call = VoteCall.read(message)
     order = _columns(call.layout, model)
@@ -91,7 +92,7 @@ def vote(
     worker = message.metadata.dst_node_id if worker_id is None else worker_id
     recipe = Recipe(1, 1, call.holdout_samples or len(x))
     shard = Shard(x, y, torch.arange(len(x)))
-    # Drawn as every worker draws them.
+    # The samples are drawn as every worker draws them.
     rows = HonestWorker(WorkerId(worker), model, shard, recipe, seed).holdout_rows(
         RoundNumber(call.round)
     )
@@ -102,38 +103,23 @@ def vote(
     finally:
         model.train(was_training)
     means = losses.mean(dim=1, dtype=torch.float64).tolist()
-    return Message(ballot_content(call.cast(means)), reply_to=message)
-
-
-def find_metric(content: RecordDict, key: str | None, endings: Sequence[str]) -> float | None:
-    """The metric of this name, or the only number whose name ends so; None if there is none."""
-    found = [
-        value
-        for record in content.metric_records.values()
-        for name, value in _numbers(record).items()
-        if (name == key if key is not None else name.lower().endswith(tuple(endings)))
-    ]
-    return found[0] if len(found) == 1 else None
-
-
-def _numbers(record: MetricRecord) -> dict[str, float]:
-    return {name: float(value) for name, value in record.items() if not isinstance(value, list)}
+    return Message(call.ballot(means), reply_to=message)
 
 
 def _evaluation(message: Message, call: VoteCall, row: Tensor) -> Message:
-    """What an ordinary evaluation message with this candidate would look like."""
+    """The ordinary evaluation message for one candidate."""
     content = RecordDict(
         {call.array_key: call.layout.fill(row, call.others), call.config_key: call.config.copy()}
     )
-    # The way with metadata is there, but not among the overloads.
+    # `Message` takes metadata, but its overloads do not say so.
     return Message(metadata=message.metadata, content=content)  # type: ignore[call-overload,no-any-return]
 
 
 def _columns(layout: Layout, model: nn.Module) -> Tensor | None:
-    """The order of the model's weights in the message's vectors; None: they are the same."""
+    """Where the model's weights are in the message's vectors; None: in the same order."""
     if next(model.buffers(), None) is not None:
         raise ModelError(
-            "vote() needs a model that knows nothing beside its parameters; this one has buffers "
+            "vote() needs a model whose parameters are all its state; this one has buffers "
             "(batch norm?). Use vote_mod"
         )
     own = {name: tuple(part.shape) for name, part in model.named_parameters()}

@@ -1,14 +1,14 @@
-"""The clients' own metrics, from replies in which anything may stand.
+"""The metrics that clients report, taken from replies that may hold anything.
 
-Flower averages them weighted by the number of examples that each client claims, and stops if two
+Flower averages metrics weighted by the number of examples that each client claims, and stops if two
 replies differ in their keys. Here replies that do not look like most of the others are left out,
-and the rest gives its median: one liar's claim of a billion moves it by a rank at most.
+and the median of the rest is taken: one liar's claim of a billion moves it by one rank at most.
 """
 
 import logging
 import math
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from statistics import median
 from typing import Any
 
@@ -16,13 +16,29 @@ from flwr.app import MetricRecord, RecordDict
 
 LOG = logging.getLogger("flwr")
 
+LOSS_ENDING = "loss"
+
 MetricsFunction = Callable[[list[RecordDict], str], MetricRecord]
 Shape = tuple[tuple[str, int | None], ...]
 """A record's keys, each with the length of its list, or None for a number."""
 
 
+def find_metric(
+    records: Iterable[MetricRecord], key: str | None, endings: Sequence[str]
+) -> float | None:
+    """The metric named `key`, or (None) the only number whose name has one of the endings."""
+    found = [
+        float(value)
+        for record in records
+        for name, value in record.items()
+        if not isinstance(value, list)
+        and (name == key if key is not None else name.lower().endswith(tuple(endings)))
+    ]
+    return found[0] if len(found) == 1 else None
+
+
 def median_metrics(contents: list[RecordDict], weighted_by_key: str) -> MetricRecord:
-    """The median of each metric over the replies; the key of the weights is left out."""
+    """The median of each metric over the replies, without the key of the weights."""
     records = [_only(content) for content in contents]
     result = MetricRecord()
     for key, first in records[0].items():
@@ -39,12 +55,12 @@ def median_metrics(contents: list[RecordDict], weighted_by_key: str) -> MetricRe
 def aggregate_metrics(
     contents: Sequence[RecordDict], function: MetricsFunction, weighted_by_key: str
 ) -> MetricRecord | None:
-    """What the function makes of the replies that can be used; None if there are none."""
+    """What the function makes of the usable replies; None if there are none or it fails."""
     usable = [content for content in contents if _is_usable(content, weighted_by_key)]
     if not usable:
         return None
     shapes = Counter(_shape(_only(content)) for content in usable)
-    # Of two that are equally common, the first to come; a tie is no liar's to decide for long.
+    # Of equally common shapes the one that came first; liars too few for a majority gain little.
     common = shapes.most_common(1)[0][0]
     alike = [content for content in usable if _shape(_only(content)) == common]
     if len(alike) < len(contents):
@@ -59,7 +75,7 @@ def aggregate_metrics(
 
 
 def _is_usable(content: RecordDict, weighted_by_key: str) -> bool:
-    """One record of finite numbers, in which the weight stands as Flower's convention wants it."""
+    """Whether it is one record of finite numbers, with a weight as Flower's convention wants it."""
     if len(content.metric_records) != 1:
         return False
     record = _only(content)

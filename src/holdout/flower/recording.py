@@ -1,13 +1,14 @@
 """What a federation did, round by round: into Flower's `Result`, and into a run folder.
 
-A round's line is written when all of it is known: the accuracy comes from the evaluation that
-Flower runs after the step. `holdout report` draws the folder like any other.
+A round's line is written once it is complete: the accuracy comes from the evaluation that Flower
+runs after the step. `holdout report` draws the folder like any other.
 """
 
+import logging
 import platform
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -15,52 +16,58 @@ from typing import Any
 import numpy as np
 import tomli_w
 import torch
-from flwr.app import MetricRecord, RecordDict
+from flwr.app import MetricRecord
 
 import holdout
 from holdout import results
-from holdout.flower.client import LOSS_ENDING, find_metric
+from holdout.flower.metrics import LOSS_ENDING, find_metric
 from holdout.results import RunFolder
 from holdout.rounds import RoundRecord
+
+LOG = logging.getLogger("flwr")
 
 ACCURACY_ENDINGS = ("accuracy", "acc")
 NODES = "nodes.json"
 PREFIX = "holdout-"
+"""Of our numbers among the clients' metrics in Flower's `Result`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Seconds:
-    """What the phases of a round took."""
+    """How long each phase of a round took."""
 
-    wait: float = 0.0
-    """For enough nodes to be connected."""
-    propose: float = 0.0
-    vote: float = 0.0
-    decide: float = 0.0
+    wait: float
+    """Until enough nodes were connected."""
+    propose: float
+    vote: float
+    decide: float
     """Checking, bounding, counting, averaging."""
 
     @property
-    def all(self) -> float:
-        """Of the round but for evaluation."""
-        return self.wait + self.propose + self.vote + self.decide
+    def total(self) -> float:
+        """The whole round without evaluation, rounded for the record."""
+        return round(self.wait + self.propose + self.vote + self.decide, 6)
 
 
 @dataclass(frozen=True, slots=True)
 class RoundReport:
-    """A round's record, and what only a real federation has to say about it."""
+    """A round's record, and what only a real federation can tell about it."""
 
     record: RoundRecord
     accepted: int
     """Valid proposals."""
-    ballots: int
-    """Valid ballots."""
     left_out: int
     """Nodes that were not drawn because they had been silent."""
     seconds: Seconds
 
+    @property
+    def ballots(self) -> int:
+        """How many ballots were valid."""
+        return sum(ballot is not None for ballot in self.record.ballots or ())
+
     def metrics(self) -> MetricRecord:
-        """For Flower's `Result`: numbers only."""
-        record, seconds = self.record, self.seconds
+        """The numbers for Flower's `Result`."""
+        record = self.record
         numbers: dict[str, int | float] = {
             "step": int(record.outcome in results.MOVED),
             "proposals-accepted": self.accepted,
@@ -76,32 +83,43 @@ class RoundReport:
         ):
             numbers |= {f"{what}-rejected-{reason}": count for reason, count in counts.items()}
         numbers["nodes-left-out"] = self.left_out
-        numbers |= {
-            "seconds-wait": seconds.wait,
-            "seconds-propose": seconds.propose,
-            "seconds-vote": seconds.vote,
-            "seconds-decide": seconds.decide,
-        }
+        numbers |= {f"seconds-{phase}": taken for phase, taken in asdict(self.seconds).items()}
         return MetricRecord({PREFIX + name: number for name, number in numbers.items()})
 
     def line(self) -> dict[str, Any]:
-        """For `results.jsonl`."""
-        seconds = {
-            "wait": round(self.seconds.wait, 6),
-            "propose": round(self.seconds.propose, 6),
-            "vote": round(self.seconds.vote, 6),
-            "decide": round(self.seconds.decide, 6),
-        }
+        """The round's line of `results.jsonl`."""
+        seconds = {phase: round(taken, 6) for phase, taken in asdict(self.seconds).items()}
         return {**self.record.as_dict(), "left_out": self.left_out, "phase_seconds": seconds}
 
     def evaluated(self, metrics: MetricRecord | None) -> "RoundReport":
-        """With the accuracy and loss that an evaluation gave, where they can be told."""
+        """The same with an evaluation's accuracy and loss, if its metrics tell them."""
         if metrics is None:
             return self
-        content = RecordDict({"metrics": metrics})
-        accuracy = find_metric(content, None, ACCURACY_ENDINGS)
-        loss = find_metric(content, None, (LOSS_ENDING,))
+        accuracy = find_metric([metrics], None, ACCURACY_ENDINGS)
+        loss = find_metric([metrics], None, [LOSS_ENDING])
         return replace(self, record=replace(self.record, accuracy=accuracy, loss=loss))
+
+    def log(self) -> None:
+        """Say in Flower's log what became of the round."""
+        record = self.record
+
+        def counts(rejected: Mapping[str, int]) -> str:
+            return ", ".join(f"{reason} {n}" for reason, n in rejected.items()) or "none"
+
+        LOG.info(
+            "aggregate_train: %s; %d proposals accepted, rejected: %s",
+            record.outcome,
+            self.accepted,
+            counts(record.rejected_proposals),
+        )
+        if record.ballots is not None:
+            LOG.info(
+                "\t└──> %d of %d ballots valid, rejected: %s; %d proposals in the union-consensus",
+                self.ballots,
+                len(record.voters),
+                counts(record.rejected_ballots),
+                len(record.selection or ()),
+            )
 
 
 @dataclass(slots=True)
@@ -114,18 +132,18 @@ class Recorder:
     _central: bool = False
 
     def add(self, report: RoundReport) -> None:
-        """A round was decided."""
+        """Take a decided round's report; it can still be evaluated."""
         self.flush()
         self._last, self._central = report, False
 
     def evaluated(self, metrics: MetricRecord | None, *, central: bool) -> None:
-        """The model after the last round was evaluated; what the server measured counts more."""
+        """Note an evaluation after the last round; a central one overrides a federated one."""
         if self._last is None or (self._central and not central):
             return
         self._last, self._central = self._last.evaluated(metrics), central
 
     def flush(self) -> None:
-        """Write the last round's line, if it is not written yet."""
+        """Write the last round's line if it is not written yet."""
         if self._last is None:
             return
         line = self._last.line()
@@ -139,7 +157,7 @@ class Recorder:
 def recording(
     path: Path | str | None, config: Mapping[str, Any], numbers: Mapping[int, int]
 ) -> Iterator[Recorder]:
-    """A recorder for one run; with a path, into a new run folder.
+    """A recorder for one run, which writes to a new run folder if a path is given.
 
     `numbers` (node id -> number) may still grow; it is written at the end, as `nodes.json`.
     """
@@ -152,7 +170,7 @@ def recording(
         finally:
             recorder.flush()
             if recorder.folder is not None:
-                # Text, since a node's id has more digits than many readers of JSON keep.
+                # As text, since a node's id has more digits than many JSON readers keep.
                 nodes = {str(number): str(node) for node, number in numbers.items()}
                 recorder.folder.write(NODES, results.to_json(nodes, indent=1) + "\n")
         if recorder.folder is not None:

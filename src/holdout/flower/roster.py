@@ -1,7 +1,7 @@
 """Who takes part: nodes by number, how long to wait for them, and who is left out for silence.
 
 A node's number is its place in the order in which nodes were first seen (those seen together, by
-id); draws and results go by numbers. A node that was silent twice in a row is left out of the
+id); draws and results use these numbers. A node that was silent twice in a row is left out of the
 draws for some rounds, twice as many each time, unless there are too few others.
 """
 
@@ -16,12 +16,13 @@ from holdout.ids import WorkerId
 LOG = logging.getLogger("flwr")
 
 SILENCES_MAX = 2
-"""After so many silences in a row a node is left out."""
+"""Silences in a row after which a node is left out."""
 FIRST_REST, LONGEST_REST = 2, 32
-"""Rounds that it is left out."""
+"""For how many rounds a node is left out, at first and at most."""
 ASK_EVERY = 1.0
 """Seconds between two looks at who is connected."""
 TELL_EVERY = 10.0
+"""Seconds between two log lines while waiting."""
 
 
 @dataclass(slots=True)
@@ -36,14 +37,16 @@ class _Standing:
 
 @dataclass(slots=True)
 class Roster:
-    """The nodes that were seen so far."""
+    """What is known about the nodes seen so far."""
 
     numbers: dict[int, WorkerId] = field(default_factory=dict)
     """Node id -> number."""
+    vote_types: dict[int, str] = field(default_factory=dict)
+    """Node id -> the type of vote message that it has answered."""
     _standings: dict[int, _Standing] = field(default_factory=dict)
 
     def eligible(self, connected: Iterable[int], *, round_number: int, needed: int) -> list[int]:
-        """Connected nodes that may be drawn, by number; resting ones only to make up `needed`."""
+        """Connected nodes that may be drawn, in order; resting ones only to make up `needed`."""
         present = self._welcome(connected)
         resting = [n for n in present if self._standing(n).returns > round_number]
         active = [n for n in present if n not in resting]
@@ -52,11 +55,11 @@ class Roster:
         return sorted([*active, *soonest[:missing]], key=self.numbers.__getitem__)
 
     def heard(self, node: int) -> None:
-        """The node answered, whatever it said."""
+        """Note that the node answered, whatever it said."""
         self._standings[node] = _Standing()
 
     def silent(self, node: int, *, round_number: int) -> None:
-        """The node was asked and did not answer."""
+        """Note that the node was asked and did not answer."""
         standing = self._standing(node)
         standing.silences += 1
         if standing.silences < SILENCES_MAX:
@@ -68,7 +71,7 @@ class Roster:
         standing.rest = min(2 * standing.rest, LONGEST_REST)
 
     def resting(self, round_number: int) -> list[int]:
-        """The nodes that are left out of this round's draw, by number."""
+        """The nodes that are left out of this round's draw, in the order of their numbers."""
         left_out = [n for n, standing in self._standings.items() if standing.returns > round_number]
         return sorted(left_out, key=self.numbers.__getitem__)
 
@@ -89,9 +92,9 @@ def wait_for_nodes(
     timeout: float,
     what: str,
 ) -> Sequence[int]:
-    """The connected nodes, once there are enough of them; an InfeasibleError after the time.
+    """The connected nodes, once there are enough of them; an InfeasibleError after the timeout.
 
-    `needed` tells how many are needed when so many are connected.
+    `needed` maps the number of connected nodes to the number that is needed.
     """
     deadline = time.monotonic() + timeout
     told = -TELL_EVERY

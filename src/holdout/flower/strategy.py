@@ -3,29 +3,19 @@
 import math
 import time
 from collections.abc import Iterator
-from dataclasses import replace
-from fractions import Fraction
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
 from flwr.app import Message, Metadata
 
 from holdout.errors import InfeasibleError
-from holdout.flower.base import CheckedStrategy
-from holdout.flower.exchange import exchange
-from holdout.flower.metrics import MetricsFunction
-from holdout.flower.open_round import TOO_FEW_BALLOTS, DrawSizes, OpenRound, Verdict
-from holdout.flower.records import (
-    PLAIN_VOTE_TYPE,
-    VOTE_TYPE,
-    ReplyFault,
-    VoteCall,
-    read_ballot,
-)
-from holdout.flower.replies import Answers, RejectedReply, collate
-from holdout.flower.settings import StrategySettings, count_problems
+from holdout.flower.base import CheckedStrategy, count_problems, timeout_problems
+from holdout.flower.exchange import Answers, RejectedReply, exchange
+from holdout.flower.open_round import DrawSizes, OpenRound, Verdict
+from holdout.flower.vote_messages import PLAIN_VOTE_TYPE, VOTE_TYPE, VoteCall, read_ballot
 from holdout.ids import ProposalId
+from holdout.kept import checked_copy, private_copy
 from holdout.rounds import (
     AdmittedProposals,
     Decision,
@@ -34,15 +24,15 @@ from holdout.rounds import (
     bound_updates,
     conclude_vote,
 )
-from holdout.rules import RULES
+from holdout.rules import PRE_AGGREGATIONS, RULES, Rule, RuleContext, find_rule
 from holdout.seeds import stream
-from holdout.voting import Terms, approve_count
+from holdout.voting import VOTES, Terms, tolerated_count
 
 APP_RAISED = 2
 """Flower's error code of a client whose app raised, as it does for a type it does not know."""
-UNKNOWN_ID = ProposalId(-1)
 
 
+@dataclass(eq=False, repr=False, kw_only=True)
 class HoldOut(CheckedStrategy):
     """HoldOut SGD: some nodes propose, others vote, and what they approve is averaged.
 
@@ -50,7 +40,7 @@ class HoldOut(CheckedStrategy):
 
     Args:
         num_proposers: N_p, the nodes that train in a round. Without it `FedAvg`'s `fraction_train`
-            (here 0.5 by default) and `min_train_nodes` say so.
+            (here 0.5 by default) and `min_train_nodes` decide.
         num_voters: N_c, the nodes that vote; none of them trains in the same round. By default as
             many as propose, if there are as many.
         byzantine_fraction: The share f of liars to withstand, below 1/2: 0.33, or exactly "1/3".
@@ -67,216 +57,170 @@ class HoldOut(CheckedStrategy):
         attack: What the report calls the circumstances.
     """
 
-    def __init__(  # noqa: PLR0917  (In FedAvg's order.)
-        self,
-        fraction_train: float | None = None,
-        fraction_evaluate: float = 1.0,
-        min_train_nodes: int | None = None,
-        min_evaluate_nodes: int = 2,
-        min_available_nodes: int = 2,
-        weighted_by_key: str = "num-examples",
-        arrayrecord_key: str = "arrays",
-        configrecord_key: str = "config",
-        train_metrics_aggr_fn: MetricsFunction | None = None,
-        evaluate_metrics_aggr_fn: MetricsFunction | None = None,
-        *,
-        num_proposers: int | None = None,
-        num_voters: int | None = None,
-        byzantine_fraction: float | str | Fraction = 0.33,
-        holdout_samples: int | None = None,
-        propose_timeout: float = 600.0,
-        vote_timeout: float = 300.0,
-        min_ballots: int | None = None,
-        seed: int | None = None,
-        rule: Literal["holdout", "holdout-paper"] = "holdout",
-        connect_timeout: float = 300.0,
-        run_folder: Path | str | None = None,
-        name: str = "flower",
-        attack: str = "unknown attack",
-    ) -> None:
-        settings = StrategySettings(
-            num_proposers=num_proposers,
-            byzantine_fraction=byzantine_fraction,
-            propose_timeout=propose_timeout,
-            evaluate_timeout=vote_timeout,
-            connect_timeout=connect_timeout,
-            seed=seed,
-            run_folder=run_folder,
-            name=name,
-            attack=attack,
-        )
-        problems = [
-            *count_problems("num_voters", num_voters),
-            *count_problems("holdout_samples", holdout_samples),
-            *count_problems("min_ballots", min_ballots),
-        ]
-        if type(num_voters) is int and type(min_ballots) is int and min_ballots > num_voters:
-            problems.append(f"min_ballots = {min_ballots}: at most num_voters = {num_voters}")
-        if num_proposers is None and fraction_train is not None and fraction_train >= 1:
-            problems.append(
-                f"fraction_train = {fraction_train}: nobody would be left to vote, since proposers "
-                "do not; give num_proposers and num_voters, or a smaller fraction"
-            )
-        if rule not in {"holdout", "holdout-paper"}:
-            problems.append(f'rule = {rule!r}: must be "holdout" or "holdout-paper"')
-        super().__init__(
-            settings,
-            problems,
-            fraction_train=fraction_train,
-            min_train_nodes=min_train_nodes,
-            default_fraction=0.5,
-            fraction_evaluate=fraction_evaluate,
-            min_evaluate_nodes=min_evaluate_nodes,
-            min_available_nodes=min_available_nodes,
-            weighted_by_key=weighted_by_key,
-            arrayrecord_key=arrayrecord_key,
-            configrecord_key=configrecord_key,
-            train_metrics_aggr_fn=train_metrics_aggr_fn,
-            evaluate_metrics_aggr_fn=evaluate_metrics_aggr_fn,
-        )
-        self.rule = rule
-        self.num_voters = num_voters
-        self.holdout_samples = holdout_samples
-        self.min_ballots = min_ballots
-        f = self.byzantine_fraction
-        self.terms = Terms(f) if rule == "holdout" else Terms.paper(f)
+    rule: Literal["holdout", "holdout-paper"] = "holdout"
+    num_voters: int | None = None
+    holdout_samples: int | None = None
+    vote_timeout: float = 300.0
+    min_ballots: int | None = None
 
-    def _begin(self) -> None:
-        super()._begin()
-        self._radius: float | None = None
-        # Which type of vote message a node has answered; where none is known, both are tried.
-        self._vote_types: dict[int, str] = {}
+    default_fraction_train = 0.5
+
+    @property
+    def terms(self) -> Terms:
+        """The terms of the vote: f, and what the rule adds."""
+        f = self._exact_fraction()
+        return VOTES[self.rule].terms(f)
+
+    @property
+    def _evaluate_timeout(self) -> float:
+        return self.vote_timeout
+
+    def _problems(self) -> list[str]:
+        problems = [
+            *count_problems("num_voters", self.num_voters),
+            *count_problems("holdout_samples", self.holdout_samples),
+            *count_problems("min_ballots", self.min_ballots),
+            *timeout_problems("vote_timeout", self.vote_timeout),
+        ]
+        voters, least = self.num_voters, self.min_ballots
+        if type(voters) is int and type(least) is int and least > voters:
+            problems.append(f"min_ballots = {least}: must be at most num_voters = {voters}")
+        if self.num_proposers is None and self.fraction_train >= 1:
+            problems.append(
+                f"fraction_train = {self.fraction_train}: nobody would be left to vote, since "
+                "proposers do not; give num_proposers and num_voters, or a smaller fraction"
+            )
+        votes = [name for name, vote in VOTES.items() if not vote.has_server]
+        if self.rule not in votes:
+            wanted = " or ".join(f'"{name}"' for name in reversed(votes))
+            problems.append(f"rule = {self.rule!r}: must be {wanted}")
+        return problems
 
     def _sizes(self, connected: int) -> DrawSizes:
-        proposers = self._trained_by(connected)
+        proposers = self._proposers_among(connected)
         if self.num_voters is not None:
             return DrawSizes(proposers, self.num_voters)
         return DrawSizes(proposers, max(1, min(proposers, connected - proposers)))
 
-    def _decide(self, stage: OpenRound, admitted: AdmittedProposals) -> Verdict:
+    def _decide(self, open_round: OpenRound, admitted: AdmittedProposals) -> Verdict:
+        radius = None
         if self.terms.bound:
-            admitted, self._radius = bound_updates(admitted, previous_radius=self._radius)
+            admitted, radius = bound_updates(admitted, previous_radius=open_round.previous_radius)
         if not admitted.valid:
-            nobody = [None] * len(stage.voters)
-            return Verdict(
-                Decision(Outcome.NO_PROPOSALS), Outcome.NO_PROPOSALS, nobody, radius=self._radius
-            )
+            return Verdict(Decision(Outcome.NO_PROPOSALS), radius=radius)
         began = time.monotonic()
-        answers, orders = self._vote(stage, admitted)
+        answers, orders = self._ask_voters(open_round, admitted)
         vote_seconds = time.monotonic() - began
+        numbers = self._roster.numbers
         sent = [
-            (self._roster.numbers[node], _renamed(read_ballot(content), orders[node]))
+            (numbers[node], read_ballot(content, orders[node]))
             for node, content in answers.contents.items()
         ]
-        voters = [self._roster.numbers[node] for node in stage.voters]
-        decision = conclude_vote(admitted, sent, voters=voters, terms=self.terms)
-        outcome: str = decision.outcome
-        if len(decision.ballots) < self._ballots_needed(len(voters)):
-            outcome = TOO_FEW_BALLOTS
-            decision = replace(decision, update=None, selection=())
+        voters = [numbers[node] for node in open_round.voters]
+        decision = conclude_vote(
+            admitted,
+            sent,
+            voters=voters,
+            terms=self.terms,
+            ballots_min=self._ballots_needed(len(voters)),
+        )
         return Verdict(
             decision,
-            outcome,
-            ballots=[
-                list(decision.ballots[voter].approved) if voter in decision.ballots else None
-                for voter in voters
-            ],
-            ballot_faults=self._ballot_faults(stage, answers, decision),
-            radius=self._radius if self.terms.bound else None,
+            ballot_faults=self._ballot_faults(open_round, answers, decision),
+            radius=radius,
             vote_seconds=vote_seconds,
         )
 
-    def _vote(
-        self, stage: OpenRound, admitted: AdmittedProposals
+    def _ask_voters(
+        self, open_round: OpenRound, admitted: AdmittedProposals
     ) -> tuple[Answers, dict[int, list[ProposalId]]]:
-        """Ask every voter; what came back, and in which order each saw the proposals."""
+        """Every voter's answer, and the order in which each voter saw the proposals."""
         ids = list(admitted.valid)
-        rows = torch.cat([stage.weights[None], stage.weights - admitted.stacked()])
-        numbers = self._roster.numbers
-        # Each voter has its own order: a place says nothing about a proposer, or to other voters.
+        rows = torch.cat([open_round.weights[None], open_round.weights - admitted.stacked()])
+        numbers, vote_types = self._roster.numbers, self._roster.vote_types
+        # An order for each voter: a place tells nothing about a proposer, nor to other voters.
         orders = {
-            node: stream(self.seed, "order", stage.number, numbers[node]).sample(ids, len(ids))
-            for node in stage.voters
+            node: stream(self._seed, "order", open_round.number, numbers[node]).sample(
+                ids, len(ids)
+            )
+            for node in open_round.voters
         }
         asked: dict[int, Metadata] = {}
 
         def call(node: int, message_type: str) -> Message:
             places = [0, *(1 + ids.index(proposal) for proposal in orders[node])]
             content = VoteCall(
-                layout=stage.layout,
+                layout=open_round.layout,
                 stacked=rows[places],
                 terms=self.terms,
-                round=stage.number,
+                round=open_round.number,
                 holdout_samples=self.holdout_samples,
-                others=stage.layout.others(stage.arrays),
+                others=open_round.layout.others(open_round.arrays),
                 config=self._evaluate_config,
                 array_key=self.arrayrecord_key,
                 config_key=self.configrecord_key,
             ).content()
-            message = self._ask(content, node, message_type, stage.number)
+            message = self._ask(content, node, message_type, open_round.number)
             asked[node] = message.metadata
             return message
+
+        def calls() -> Iterator[Message]:
+            for node in open_round.voters:
+                yield call(node, vote_types.get(node, VOTE_TYPE))
 
         def again(question: Message, reply: Message) -> Message | None:
             """A client whose `@app.evaluate()` votes does not know the type made for voting."""
             node = question.metadata.dst_node_id
-            known = node in self._vote_types or asked[node].message_type == PLAIN_VOTE_TYPE
+            known = node in vote_types or asked[node].message_type == PLAIN_VOTE_TYPE
             if known or not reply.has_error() or reply.error.code != APP_RAISED:
                 return None
             return call(node, PLAIN_VOTE_TYPE)
 
-        def calls() -> Iterator[Message]:
-            for node in stage.voters:
-                yield call(node, self._vote_types.get(node, VOTE_TYPE))
-
-        replies = exchange(stage.grid, calls(), timeout=self.settings.evaluate_timeout, again=again)
-        answers = collate([asked[node] for node in stage.voters], replies)
+        replies = exchange(open_round.grid, calls(), timeout=self.vote_timeout, again=again)
+        questions = [asked[node] for node in open_round.voters]
+        answers = self._collate(questions, replies, open_round.number)
         for node in answers.contents:
-            self._vote_types[node] = asked[node].message_type
-        self._remember(stage.voters, answers, stage.number)
+            vote_types[node] = asked[node].message_type
         return answers, orders
 
     def _ballot_faults(
-        self,
-        stage: OpenRound,
-        answers: Answers,
-        decision: Decision,
+        self, open_round: OpenRound, answers: Answers, decision: Decision
     ) -> list[RejectedReply]:
         """Every ballot that does not count, with its node."""
-        nodes = {self._roster.numbers[node]: node for node in stage.voters}
+        nodes = {self._roster.numbers[node]: node for node in open_round.voters}
         void = [(nodes[voter], fault.value) for voter, fault in decision.void_ballots]
-        # Whose reply never became a ballot was told already, with the reason.
+        # A reply that never became a ballot is among the faults already, with the reason.
         return [
             *answers.faults,
             *(RejectedReply(node, reason) for node, reason in void if node in answers.contents),
         ]
 
-    def _voters_in_words(self) -> str:
-        return f"; voters: {self.num_voters or 'as many'}"
-
     def _ballots_needed(self, drawn: int) -> int:
         return math.ceil(2 * drawn / 3) if self.min_ballots is None else self.min_ballots
 
-    def _config(self, num_rounds: int) -> dict[str, Any]:
-        config = super()._config(num_rounds)
-        if self.num_voters is not None:
-            config["federation"]["voters"] = self.num_voters
+    def _voters_in_words(self) -> str:
+        return f"; voters: {self.num_voters or 'as many'}"
+
+    def _vote_config(self) -> dict[str, dict[str, Any]]:
         terms = self.terms
-        config["vote"] = {"bound": terms.bound, "quorum": terms.quorum_kind.value}
+        vote: dict[str, Any] = {"bound": terms.bound, "quorum": terms.quorum_kind.value}
         if terms.gate is not None:
-            config["vote"]["gate"] = terms.gate.value
+            vote["gate"] = terms.gate.value
         if self.holdout_samples is not None:
-            config["vote"]["samples"] = self.holdout_samples
-        return config
+            vote["samples"] = self.holdout_samples
+        voters = {} if self.num_voters is None else {"voters": self.num_voters}
+        return {"federation": voters, "vote": vote}
 
 
+@dataclass(eq=False, repr=False, kw_only=True)
 class Robust(CheckedStrategy):
     """A baseline rule in place of the average: Krum, trimmed mean and the others, crash-proof.
 
     Takes what `FedAvg` takes, and:
 
     Args:
-        rule: One of `holdout.rules.RULES`, such as "krum", "bulyan" or "geometric-median".
+        rule: One of `holdout.rules.RULES`, such as "krum" or "geometric-median", after any number
+            of pre-aggregations: "nnm+krum".
         num_proposers: The nodes that train in a round, in place of `fraction_train` and
             `min_train_nodes`.
         byzantine_fraction: The share f of liars to withstand, below 1/2: 0.33, or exactly "1/3".
@@ -289,92 +233,58 @@ class Robust(CheckedStrategy):
         attack: What the report calls the circumstances.
     """
 
-    def __init__(  # noqa: PLR0917  (In FedAvg's order.)
-        self,
-        fraction_train: float | None = None,
-        fraction_evaluate: float = 1.0,
-        min_train_nodes: int | None = None,
-        min_evaluate_nodes: int = 2,
-        min_available_nodes: int = 2,
-        weighted_by_key: str = "num-examples",
-        arrayrecord_key: str = "arrays",
-        configrecord_key: str = "config",
-        train_metrics_aggr_fn: MetricsFunction | None = None,
-        evaluate_metrics_aggr_fn: MetricsFunction | None = None,
-        *,
-        rule: str,
-        num_proposers: int | None = None,
-        byzantine_fraction: float | str | Fraction = 0.33,
-        propose_timeout: float = 600.0,
-        evaluate_timeout: float = 300.0,
-        seed: int | None = None,
-        connect_timeout: float = 300.0,
-        run_folder: Path | str | None = None,
-        name: str = "flower",
-        attack: str = "unknown attack",
-    ) -> None:
-        settings = StrategySettings(
-            num_proposers=num_proposers,
-            byzantine_fraction=byzantine_fraction,
-            propose_timeout=propose_timeout,
-            evaluate_timeout=evaluate_timeout,
-            connect_timeout=connect_timeout,
-            seed=seed,
-            run_folder=run_folder,
-            name=name,
-            attack=attack,
-        )
-        super().__init__(
-            settings,
-            _rule_problems(rule, settings),
-            fraction_train=fraction_train,
-            min_train_nodes=min_train_nodes,
-            default_fraction=1.0,
-            fraction_evaluate=fraction_evaluate,
-            min_evaluate_nodes=min_evaluate_nodes,
-            min_available_nodes=min_available_nodes,
-            weighted_by_key=weighted_by_key,
-            arrayrecord_key=arrayrecord_key,
-            configrecord_key=configrecord_key,
-            train_metrics_aggr_fn=train_metrics_aggr_fn,
-            evaluate_metrics_aggr_fn=evaluate_metrics_aggr_fn,
-        )
-        self.rule = rule
+    evaluate_timeout: float = 300.0
+
+    default_fraction_train = 1.0
+
+    @property
+    def _evaluate_timeout(self) -> float:
+        return self.evaluate_timeout
+
+    def _problems(self) -> list[str]:
+        problems = timeout_problems("evaluate_timeout", self.evaluate_timeout)
+        try:
+            rule = _find_rule(self.rule)
+        except ValueError as error:
+            return [*problems, f"rule = {self.rule!r}: {error}"]
+        if self.num_proposers is None or self._shared_problems():
+            return problems
+        # Even if every proposer sends a valid update.
+        try:
+            rule(
+                torch.zeros(self.num_proposers, 1),
+                f=tolerated_count(self.num_proposers, self._exact_fraction()),
+            )
+        except InfeasibleError as error:
+            problems.append(f"num_proposers = {self.num_proposers}: {error}")
+        return problems
 
     def _sizes(self, connected: int) -> DrawSizes:
-        return DrawSizes(self._trained_by(connected), 0)
+        return DrawSizes(self._proposers_among(connected), 0)
 
-    def _decide(self, _stage: OpenRound, admitted: AdmittedProposals) -> Verdict:
-        n = len(admitted.valid)
-        f = n - approve_count(n, self.byzantine_fraction)
-        decision = apply_rule(admitted, RULES[self.rule], f=f)
-        return Verdict(decision, decision.outcome)
+    def _decide(self, open_round: OpenRound, admitted: AdmittedProposals) -> Verdict:
+        context = RuleContext(
+            round_number=open_round.number,
+            weights=open_round.weights.clone(),
+            learning_rate=1.0,
+            source=stream(self._seed, "rule", open_round.number),
+            state=private_copy(open_round.rule_state),
+        )
+        f = tolerated_count(len(admitted.valid), self._exact_fraction())
+        decision = apply_rule(admitted, _find_rule(self.rule), f=f, context=context)
+        return Verdict(decision, rule_state=checked_copy(f"rule {self.rule!r}", context.state))
 
+    def _voters_in_words(self) -> str:
+        return ""
 
-def _rule_problems(rule: str, settings: StrategySettings) -> list[str]:
-    """A rule that is none, or that could not work if every proposer sent a valid update."""
-    if rule not in RULES:
-        return [f"rule = {rule!r}: must be one of {', '.join(RULES)}"]
-    proposers = settings.num_proposers
-    if proposers is None or settings.problems():
-        return []
-    f = proposers - approve_count(proposers, settings.exact_fraction())
-    try:
-        RULES[rule](torch.zeros(proposers, 1), f=f)
-    except InfeasibleError as error:
-        return [f"num_proposers = {proposers}: {error}"]
-    return []
+    def _vote_config(self) -> dict[str, dict[str, Any]]:
+        return {}
 
 
-def _renamed(ballot: object, order: list[ProposalId]) -> object:
-    """A ballot by proposal ids instead of places; what is no ballot stays so."""
-    if isinstance(ballot, ReplyFault) or not isinstance(ballot, list):
-        return None
-    # Longer than any ballot is long enough to be void: nobody has to read on.
-    return [_name(place, order) for place in ballot[: len(order) + 1]]
-
-
-def _name(place: object, order: list[ProposalId]) -> object:
-    if type(place) is not int:
-        return place
-    return order[place] if 0 <= place < len(order) else UNKNOWN_ID
+def _find_rule(name: str) -> Rule:
+    """The rule of this name; a ValueError if there is none."""
+    rule = find_rule(name)
+    if rule is None:
+        front = " or ".join(f'"{pre}+"' for pre in PRE_AGGREGATIONS)
+        raise ValueError(f"must be one of {', '.join(RULES)}, with {front} in front if you like")
+    return rule

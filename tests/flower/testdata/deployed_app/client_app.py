@@ -1,4 +1,4 @@
-"""Two liars, one that will be killed, one that will hang, honest ones: by the partition."""
+"""Two clients lie, one will be killed and one will hang, by partition; the others are honest."""
 
 import time
 from pathlib import Path
@@ -17,7 +17,7 @@ app = ClientApp()
 
 @app.train()
 def train(message: Message, context: Context) -> Message:
-    """Half of the way to 1."""
+    """Return weights half of the way to 1."""
     number = take_part(message, context)
     arrays = message.content["arrays"]
     values = {name: np.float32(0.5 + 0.5 * array.numpy()) for name, array in arrays.items()}
@@ -36,7 +36,7 @@ def train(message: Message, context: Context) -> Message:
 @app.evaluate("vote", mods=[vote_mod])
 @app.evaluate()
 def evaluate(message: Message, context: Context) -> Message:
-    """The squared distance to 1."""
+    """Return the squared distance to 1 as the loss."""
     number = take_part(message, context)
     if number in {JUNK, NAN}:
         raise RuntimeError("this voter crashes")
@@ -46,7 +46,7 @@ def evaluate(message: Message, context: Context) -> Message:
 
 
 def take_part(message: Message, context: Context) -> int:
-    """The partition's number; from round 2 on two of them come no further than this."""
+    """The partition's number; from round 2 on, two of the clients get stuck here."""
     number = int(context.node_config["partition-id"])
     folder = Path(str(context.run_config["folder"]))
     (folder / f"partition-{number}").write_text(str(context.node_id), "utf-8")

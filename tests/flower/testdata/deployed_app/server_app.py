@@ -1,4 +1,4 @@
-"""Waits for every node, runs the rounds, and leaves what came out in a file."""
+"""Wait for every node, run the rounds, and write the outcome to a file."""
 
 import json
 import time
@@ -15,7 +15,7 @@ app = ServerApp()
 
 @app.main()
 def main(grid: Grid, context: Context) -> None:
-    """Write `finished.json`, also if something was raised."""
+    """Run, and write `finished.json` even if something was raised."""
     config = context.run_config
     folder = Path(str(config["folder"]))
     outcome: dict[str, object] = {}

@@ -1,26 +1,18 @@
-"""What travels: every malformed array is a fault with a name, whatever its bytes."""
+"""A model's arrays as nodes send them: every malformed one is a fault with a name."""
 
 import struct
-from fractions import Fraction
 
 import numpy as np
 import pytest
 import torch
 from flower_grid import arrays
-from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.app import Array, ArrayRecord, MetricRecord, RecordDict
 from hypothesis import given
 from hypothesis import strategies as st
 
 from holdout.errors import ModelError
-from holdout.flower.records import (
-    Layout,
-    ReplyFault,
-    VoteCall,
-    ballot_content,
-    read_ballot,
-    read_proposal,
-)
-from holdout.voting import Ballot, Gate, Terms
+from holdout.flower.arrays import Layout, read_proposal
+from holdout.flower.exchange import ReplyFault
 
 LAYOUT = Layout.of(arrays())
 GOOD = np.arange(12, dtype=np.float32).reshape(3, 4)
@@ -187,68 +179,3 @@ def test_the_metrics_of_a_proposal_do_not_matter():
         read_proposal(RecordDict({"arrays": arrays(2.0)}), LAYOUT, key="arrays"),
         torch.full((15,), 2.0),
     )
-
-
-def vote_call(**changes) -> VoteCall:
-    call = {
-        "layout": LAYOUT,
-        "stacked": torch.arange(45, dtype=torch.float32).view(3, 15),
-        "terms": Terms.paper(Fraction(1, 3)),
-        "round": 4,
-        "holdout_samples": None,
-        "others": {},
-        "config": ConfigRecord({"mine": "yes"}),
-        "array_key": "arrays",
-        "config_key": "config",
-    }
-    return VoteCall(**{**call, **changes})
-
-
-def sent(call: VoteCall) -> Message:
-    return Message(call.content(), dst_node_id=5, message_type="evaluate.vote")
-
-
-def test_a_vote_call_arrives_as_it_was_sent():
-    call = vote_call(
-        terms=Terms(Fraction(33, 100)),
-        holdout_samples=50,
-        others={"steps": Array(np.array(7))},
-    )
-    read = VoteCall.read(sent(call))
-    assert torch.equal(read.stacked, call.stacked)
-    assert read.layout == call.layout
-    assert (read.terms.f, read.terms.gate) == (call.terms.f, Gate.MEDIAN)
-    assert (read.round, read.holdout_samples) == (4, 50)
-    assert read.others["steps"].numpy() == 7
-    assert read.config["mine"] == "yes"
-
-
-def test_a_vote_call_is_one_array_whatever_the_number_of_candidates():
-    content = vote_call().content()
-    assert [list(record) for record in content.array_records.values()] == [["stacked"]]
-
-
-def test_the_paper_s_vote_has_no_gate():
-    read = VoteCall.read(sent(vote_call()))
-    assert read.terms.gate is None
-    assert read.cast([0.0, 9.0, 8.0]).approved == (0, 1)
-
-
-def test_a_ballot_is_read_as_it_was_sent():
-    for approved in ((), (0, 3, 7)):
-        assert read_ballot(ballot_content(Ballot(approved))) == list(approved)
-
-
-@pytest.mark.parametrize(
-    "content",
-    [
-        RecordDict(),
-        RecordDict({"ballot": arrays()}),
-        RecordDict({"ballot": ConfigRecord({"approved": [1]})}),
-        RecordDict({"ballot": MetricRecord({"selected": [1]})}),
-        RecordDict({"votes": MetricRecord({"approved": [1]})}),
-    ],
-    ids=["nothing", "arrays", "a config", "another key", "another name"],
-)
-def test_what_is_no_vote_reply_is_malformed(content):
-    assert read_ballot(content) is ReplyFault.MALFORMED
