@@ -6,6 +6,7 @@ import math
 
 import numpy as np
 import pytest
+import torch
 from flower_grid import FakeGrid, SilentError, arrays, as_node, client_app, weights
 from flwr.app import ArrayRecord, ConfigRecord, MetricRecord
 from flwr.serverapp.strategy import FedAvg
@@ -15,7 +16,8 @@ from holdout.experiments.curves import final_table
 from holdout.experiments.report import write_report
 from holdout.flower import HoldOut, Robust, vote_mod
 from holdout.results import read_run
-from holdout.rules import RULES
+from holdout.rules import PRE_AGGREGATIONS, RULES
+from holdout.rules.rule import custom_rule
 
 
 def honest():
@@ -90,6 +92,8 @@ def test_all_mistakes_are_told_at_once():
         ({"rule": "kruhm"}, "must be one of mean, median"),
         ({"rule": "krum", "num_proposers": 4}, "krum needs n > 2f"),
         ({"rule": "bulyan", "num_proposers": 10}, "bulyan needs"),
+        ({"rule": "nmn+krum"}, 'must be one of .*, with "nnm\\+" or "clipping\\+" in front'),
+        ({"rule": "nnm+krum", "num_proposers": 4}, "krum needs n > 2f"),
     ],
 )
 def test_a_rule_that_cannot_work_is_refused_before_the_first_round(settings, message):
@@ -97,13 +101,31 @@ def test_a_rule_that_cannot_work_is_refused_before_the_first_round(settings, mes
         Robust(**settings)
 
 
-@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("rule", [*RULES, *(f"{pre}+krum" for pre in PRE_AGGREGATIONS)])
 def test_every_rule_runs_a_federation(rule):
     strategy = Robust(rule=rule, byzantine_fraction=0.2, seed=0, fraction_evaluate=0.0)
     grid = federation(12)
     result = strategy.start(grid, arrays(0.0), num_rounds=2)
     assert np.allclose(weights(result.arrays), 0.75, atol=1e-4)
     assert len(sent(grid, "train")) == 24
+
+
+def test_a_rule_on_flower_keeps_its_state_from_round_to_round(monkeypatch):
+    seen = []
+
+    def counting(updates, *, f, context):
+        del f
+        seen.append((context.round_number, {k: v.tolist() for k, v in context.state.items()}))
+        context.state["count"] = context.state.get("count", torch.zeros(1)) + 1
+        return updates.mean(dim=0)
+
+    table = {**RULES, "counting": custom_rule(counting, "counting")}
+    monkeypatch.setattr("holdout.flower.strategy.find_rule", table.get)
+    strategy = Robust(rule="counting", byzantine_fraction=0.2, seed=0, fraction_evaluate=0.0)
+    for _ in range(2):
+        seen.clear()
+        strategy.start(federation(12), arrays(0.0), num_rounds=3)
+        assert seen == [(1, {}), (2, {"count": [1.0]}), (3, {"count": [2.0]})]
 
 
 def test_a_rule_that_is_infeasible_with_who_answered_keeps_the_model():
