@@ -75,7 +75,7 @@ def _read() -> dict[str, Any]:
 
 def _version() -> str:
     """Of the modules that a run of the simulator loads."""
-    parts = ("holdout.agreement", "holdout.simulation", "holdout.voting")
+    parts = ("holdout.agreement", "holdout.simulator", "holdout.voting")
     source = hashlib.sha256()
     for name in sorted(name for name in sys.modules if name.startswith(parts)):
         source.update(Path(str(sys.modules[name].__file__)).read_bytes())
