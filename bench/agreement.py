@@ -2,7 +2,7 @@
 
     python -m bench.agreement           the rows below, and the traffic against n as table and plot
 
-Learning is synthetic here (`learners.Valley`): everything measured is the protocol's.
+Learning is a toy here (`ToyLearner`): what is measured is the protocol.
 """
 
 import math
@@ -41,9 +41,9 @@ from holdout.ids import Digest
 from holdout.seeds import stream
 from holdout.simulator.cluster import Cluster, found, usual_params
 from holdout.simulator.faults import RunType
-from holdout.simulator.fetching import SimulatedFetcher
 from holdout.simulator.nodes import SimulatedNode
-from holdout.simulator.toy_learners import Learner, Valleys
+from holdout.simulator.storage import SimulatedFetcher
+from holdout.simulator.toy_learners import Learner, ToyLearner
 from holdout.simulator.trial import Trial, run_trial
 
 SAFETY_RUNS, SAFETY_RUNS_A_MINUTE = 60, 1000
@@ -262,11 +262,11 @@ class _Announced:
     """Makes learners that remember the digests of all gradients."""
 
     def __init__(self, seed: int) -> None:
-        self._make = Valleys(seed)
+        self._seed = seed
         self.payloads: dict[Digest, None] = {}
 
     def __call__(self, worker: int, life: int) -> Learner:
-        learner = self._make(worker, life)
+        learner = ToyLearner(self._seed, worker, life)
         propose = learner.propose
 
         def watched(job: Propose, model: bytes) -> bytes | None:

@@ -20,8 +20,8 @@ from holdout.agreement.messages import (
     VoteSignature,
 )
 from holdout.errors import InvalidMessage
-from holdout.simulator.adversaries_agreement import corrupt_with
-from holdout.simulator.adversaries_noise import Silent
+from holdout.simulator.adversaries import Silent
+from holdout.simulator.adversaries_agreement import BadBlock
 from holdout.simulator.checkers import Checker
 from holdout.simulator.cluster import Cluster, found, usual_params
 from holdout.simulator.faults import Crash
@@ -32,8 +32,25 @@ from holdout.simulator.trial import TIMING
 A, B, C, Z = range(4)
 
 
+def corrupt_with(cluster, liars, make):
+    """Give these workers a behaviour that `make` makes."""
+    for worker in liars:
+        cluster.nodes[worker].behaviour = make(cluster.nodes[worker], liars)
+
+
+def forger(kind):
+    """Makes a behaviour that leads with bad blocks, all of one kind."""
+
+    def make(node, liars):
+        liar = BadBlock(node, liars)
+        liar.kind = kind
+        return liar
+
+    return make
+
+
 class Puppet(Silent):
-    """Says nothing by itself; serves blobs if the script wants it to."""
+    """Sends nothing by itself; serves blobs if the script wants it to."""
 
     serves = False
 
