@@ -86,8 +86,8 @@ def test_sizes_below_the_tables_are_said_at_the_start(capsys):
 @pytest.mark.parametrize(
     ("arguments", "rule"),
     [
-        (["--seeds", "5..5", *FOUR], "with A < B"),
-        (["--seeds", "9..5", *FOUR], "with A < B"),
+        (["--seeds", "5..5", *FOUR], "needs A < B"),
+        (["--seeds", "9..5", *FOUR], "needs A < B"),
         (["--seeds", "0..2", "--workers", "6", "--byzantine", "2"], "n >= 3B + 1"),
         (["--seeds", "0..2", "--workers", "4", "--byzantine", "0.5"], "n >= 3B + 1"),
         (["--seeds", "0..2", *FOUR, "--mode", "self"], "mode self needs at least 50 workers"),

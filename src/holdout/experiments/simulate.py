@@ -157,7 +157,7 @@ def make_plan(
     """
     if seeds.start >= seeds.stop:
         raise UserError(
-            f"a range of seeds A..B holds at least one, with A < B (B itself is not included); got "
+            f"a range of seeds A..B needs A < B, as B itself is not included; got "
             f"{seeds.start}..{seeds.stop}"
         )
     if seeds.start < 0 or seeds.stop > SEED_MAX:

@@ -119,6 +119,13 @@ class Liar:
         part = messages.update_part(old.chain, old.round, self.index, old.model, digest, length)
         return self.sign(Kind.UPDATE, part, old.envelope.proof)
 
+    def turned(self, message: Message | None) -> bytes | None:
+        """This update with its gradient turned around; None if it is no update."""
+        payload = self.node.memory.get(message.payload) if isinstance(message, Update) else None
+        if payload is None or not isinstance(message, Update):
+            return None
+        return self.update(message, _turned(payload))
+
     def ballot(self, old: BallotMessage, entries: Sequence[Entry]) -> bytes:
         """This worker's ballot with other names."""
         part = messages.ballot_part(old.chain, old.round, self.index, old.model, tuple(entries))
@@ -191,7 +198,7 @@ class WrongCredentials(Liar):
         return messages.vote_part(self.genesis.chain, message.round, 0, Step.SOFT, worker, value)
 
     def _lead_part(self, message: Any) -> bytes:
-        # A period for which it may not be drawn, of a block that does not exist.
+        # A lead in a period for which it may not be drawn, with a block that does not exist.
         period = 1 + self.words.below(3)
         value = Digest(b"\x09" * 32)
         return messages.lead_part(
@@ -270,12 +277,8 @@ class TwoUpdates(Liar):
 
     def outgoing(self, action: Broadcast, message: Message | None) -> Sequence[Action]:
         """Two versions of its update."""
-        if not isinstance(message, Update):
-            return (action,)
-        payload = self.node.memory.get(message.payload)
-        if payload is None:
-            return (action,)
-        return self.split(action.data, self.update(message, _turned(payload)), action.urgency)
+        turned = self.turned(message)
+        return (action,) if turned is None else self.split(action.data, turned, action.urgency)
 
 
 class Poisoner(Liar):
@@ -283,10 +286,8 @@ class Poisoner(Liar):
 
     def outgoing(self, action: Broadcast, message: Message | None) -> Sequence[Action]:
         """The update with its gradient turned around."""
-        payload = self.node.memory.get(message.payload) if isinstance(message, Update) else None
-        if payload is None or not isinstance(message, Update):
-            return (action,)
-        return (Broadcast(self.update(message, _turned(payload)), action.urgency),)
+        turned = self.turned(message)
+        return (action,) if turned is None else (Broadcast(turned, action.urgency),)
 
 
 class TwoBallots(Liar):

@@ -224,9 +224,8 @@ class BadBlock(BlockForger):
         "wrong radius",
         "wrong count of steps",
     )
-
     kind: str | None = None
-    """Of these; None: another one each time."""
+    """The one of `kinds` to make; None: a random one each time."""
 
     def outgoing(self, action: Broadcast, message: Message | None) -> Sequence[Action]:
         """The lead of a forged block instead of its lead."""
@@ -273,17 +272,16 @@ class BadBlock(BlockForger):
 
     def _with_forged(self, block: Block) -> tuple[messages.BallotMessage, ...]:
         """The ballots, with the first honest one forged."""
-        spoilt: list[messages.BallotMessage] = []
-        for ballot in block.ballots:
-            if ballot.worker in self.liars or spoilt:
-                continue
-            part = messages.ballot_part(
-                ballot.chain, ballot.round, ballot.worker, ballot.model, ballot.entries[:1]
-            )
-            envelope = Envelope(Kind.BALLOT, part, self.signer.sign(part), ballot.envelope.proof)
-            spoilt.append(replace(ballot, entries=ballot.entries[:1], envelope=envelope))
-        forged = {ballot.worker: ballot for ballot in spoilt}
-        return tuple(forged.get(ballot.worker, ballot) for ballot in block.ballots)
+        victim = next((b for b in block.ballots if b.worker not in self.liars), None)
+        if victim is None:
+            return block.ballots
+        entries = victim.entries[:1]
+        part = messages.ballot_part(
+            victim.chain, victim.round, victim.worker, victim.model, entries
+        )
+        envelope = Envelope(Kind.BALLOT, part, self.signer.sign(part), victim.envelope.proof)
+        forged = replace(victim, entries=entries, envelope=envelope)
+        return tuple(forged if ballot is victim else ballot for ballot in block.ballots)
 
     def _resealed(
         self,

@@ -100,7 +100,7 @@ class Checker(Watcher):
         try:
             message = self._decode(data).claim
         except InvalidMessage as error:
-            self._broken("I5", f"{node.index} sends what is no message: {error}")
+            self._broken("I5", f"{node.index} sends bytes that are no message: {error}")
             return
         if (
             not isinstance(message, Update | BallotMessage | Lead | Vote)
@@ -192,7 +192,7 @@ class Checker(Watcher):
         votes = self._votes.get((number, certificate.period, CERT, value), set())
         faults = []
         if (certificate.round, certificate.value, certificate.step) != (number, value, CERT):
-            faults.append("it is for something else")
+            faults.append("it is for another round, value or step")
         if len({mark.worker for mark in certificate.marks}) < self._genesis.params.quorum:
             faults.append("it has too few votes")
         if not votes.issuperset(honest):
@@ -202,15 +202,15 @@ class Checker(Watcher):
     def _check_body(self, commit: Commit) -> None:
         data = self._blob(commit.value)
         if data is None:
-            self._broken("I4", f"nobody honest holds the block of round {commit.round}")
+            self._broken("I4", f"no honest worker holds the block of round {commit.round}")
             return
         try:
             block = read_block(data)
         except InvalidMessage as error:
-            self._broken("I4", f"block {commit.round} does not read: {error}")
+            self._broken("I4", f"block {commit.round} cannot be read: {error}")
             return
         if self._blob(commit.model) is None:
-            self._broken("I4", f"nobody honest holds the model of round {commit.round}")
+            self._broken("I4", f"no honest worker holds the model of round {commit.round}")
         for fault in self._chain.body_faults(block, self._seen_blob, self._liars):
             self._broken("I4", f"block {commit.round}: {fault}")
 
@@ -271,7 +271,9 @@ class Checker(Watcher):
             for why in node.alarms:
                 self._broken("I4", f"{node.index} raises an alarm: {why}")
             if node.halted is not None:
-                self._broken("I4", f"{node.index} halts though few enough lie: {node.halted}")
+                self._broken(
+                    "I4", f"{node.index} halts although at most B workers lie: {node.halted}"
+                )
             if node.up:
                 self._check_memory(node, thoroughly=True)
 
@@ -279,7 +281,9 @@ class Checker(Watcher):
         params = self._genesis.params
         held, limit = node.player.held(), held_limit(params)
         if held > limit:
-            self._broken("I9", f"{node.index} holds {held} things of others; at most {limit}")
+            self._broken(
+                "I9", f"{node.index} holds {held} things from others; the limit is {limit}"
+            )
         if thoroughly and (held := weigh(node.player)) > (limit := memory_limit(params)):
             self._broken("I9", f"{node.index} holds {held} things; the limit is {limit}")
         blobs = len(node.memory) + len(node.fetcher)

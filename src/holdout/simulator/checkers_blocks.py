@@ -134,13 +134,13 @@ class Chain:
         if number != 1 and before is None:
             faults.append(f"round {number} is decided before round {number - 1}")
         if header.previous != previous:
-            faults.append("it does not follow the block before")
+            faults.append("it does not follow the previous block")
         if header.chain != self.genesis.chain:
-            faults.append("it is of another network")
+            faults.append("it belongs to another network")
         model = params.model_first if before is None else before.model
         steps = 0 if before is None else before.steps
         if header.model_previous != model or header.steps != steps + (header.kind == STEP):
-            faults.append("it does not go on from the model before")
+            faults.append("it does not continue from the previous model")
         if header.seed != self._next_seed(header):
             faults.append("its seed is wrong")
         if not self.drawn(number, "L", header.leader, header.original_period):
@@ -188,7 +188,7 @@ class Chain:
             header.selection_root,
             header.evidence_root,
         ):
-            faults.append("its roots are not those of the body")
+            faults.append("its roots do not match its body")
         return faults or self._outcome_faults(block, blobs, liars, radius)
 
     def _message_faults(self, block: Block) -> list[str]:
@@ -197,7 +197,7 @@ class Chain:
         for role, messages in (("P", block.updates), ("V", block.ballots)):
             workers = [message.worker for message in messages]
             if workers != sorted(set(workers)):
-                faults.append(f"its messages of role {role} are not in order, each once")
+                faults.append(f"its messages of role {role} are not sorted by worker, one for each")
             for message in messages:
                 envelope = message.envelope
                 key = self.genesis.roster[message.worker].signing
@@ -206,7 +206,7 @@ class Chain:
                     number,
                     model,
                 ):
-                    faults.append(f"the message of {message.worker} is of another round")
+                    faults.append(f"the message of {message.worker} belongs to another round")
                 if not self.verifier.signature(key, envelope.signed, envelope.signature):
                     faults.append(f"the message of {message.worker} is forged")
                 if envelope.proof or not self.drawn(number, role, message.worker):
@@ -263,12 +263,14 @@ class Chain:
                 update = updates[proposer]
                 payload = blobs(update.payload)
                 if payload is None and update.size == params.payload_bytes:
-                    return [f"nobody honest holds the payload of {proposer}, which passed"]
+                    return [
+                        f"no honest worker holds the payload of {proposer}, which passed the tally"
+                    ]
                 if payload is not None and payload_is_valid(payload, params):
                     chosen.setdefault(update.payload, (proposer, approvals, payload))
         model = blobs(header.model_previous)
         if model is None:
-            return ["nobody honest holds the model that it goes on from"]
+            return ["no honest worker holds the model that it continues from"]
         wanted = sorted(chosen.values())
         result = (
             next_model(model, [p for _, _, p in wanted], radius, params.rate(header.steps))
@@ -287,7 +289,7 @@ class Chain:
             )
         faults = []
         if outcome != (int(header.kind), block.selection, header.model, header.radius):
-            faults.append("its outcome is not what its body gives")
+            faults.append("its outcome does not follow from its body")
         if sum(voter in liars for voter in ballots) <= params.byzantine_voters_max:
             faults += [
                 f"no honest voter approved the update of {proposer}"

@@ -173,8 +173,8 @@ def read_faults(
         elif name in list(FaultKind):
             faults[FaultKind(name)] = None
         elif name != "none":
-            there = ", ".join(["all", "none", *FaultKind, *known])
-            raise UserError(f"there is no fault {name!r}; there are {there}")
+            names = ", ".join(["all", "none", *FaultKind, *known])
+            raise UserError(f"there is no fault {name!r}; choose from {names}")
     return tuple(faults), tuple(named)
 
 

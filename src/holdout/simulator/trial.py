@@ -177,10 +177,14 @@ def _run_for_liveness(cluster: Cluster, plan: FaultPlan, rounds: int) -> list[Vi
         players = {worker: cluster.nodes[worker].player for worker in healthy}
         where = [f"{worker}: r{p.round} p{p.period}" for worker, p in players.items()]
         return [
-            Violation("L1", f"round {goal} is not decided everywhere ({', '.join(where)})", now)
+            Violation(
+                "L1",
+                f"round {goal} is not decided by all healthy workers ({', '.join(where)})",
+                now,
+            )
         ]
     if max(last) - min(last) > 1:
-        return [Violation("L1", f"the rounds are {max(last) - min(last)} apart at the end", now)]
+        return [Violation("L1", f"healthy workers end {max(last) - min(last)} rounds apart", now)]
     return []
 
 
