@@ -1,7 +1,7 @@
-"""A cluster of four that does what a script says: honest workers 0, 1, 2 and a liar, 3.
+"""A cluster of four under a script: honest workers 0, 1, 2 and a liar, 3.
 
-Learning runs as usual. What agreement messages reach whom is decided by rules that a script adds
-and removes; the liar is silent, except for what the script puts into its mouth.
+Learning runs as usual. Which agreement messages reach whom is decided by rules that a script adds
+and removes; the liar says only what the script puts into its mouth.
 """
 
 from dataclasses import dataclass, field
