@@ -2,7 +2,7 @@
 
     python -m bench.agreement           the rows below, and the traffic against n as table and plot
 
-Learning is synthetic here (`learners.Valley`): everything measured is the protocol's.
+Learning is a toy here (`ToyLearner`): what is measured is the protocol.
 """
 
 import math
@@ -41,9 +41,9 @@ from holdout.ids import Digest
 from holdout.seeds import stream
 from holdout.simulator.cluster import Cluster, found, usual_params
 from holdout.simulator.faults import RunType
-from holdout.simulator.fetching import SimulatedFetcher
 from holdout.simulator.nodes import SimulatedNode
-from holdout.simulator.toy_learners import Learner, Valleys
+from holdout.simulator.storage import SimulatedFetcher
+from holdout.simulator.toy_learners import Learner, ToyLearner
 from holdout.simulator.trial import Trial, run_trial
 
 SAFETY_RUNS, SAFETY_RUNS_A_MINUTE = 60, 1000
@@ -64,7 +64,7 @@ FIGURE = Path(__file__).with_name("traffic.png")
 
 
 def rows() -> list[Row]:
-    """How many times faster than promised."""
+    """The rows of the benchmark: how many times faster than promised."""
     console = Console(width=150)
     made = [_safety(), _rounds(), _node(console)]
     traffic = [measure_traffic(n, mode) for n, mode in TRAFFIC]
@@ -106,7 +106,7 @@ def _rounds() -> Row:
 
 
 class RealKeys(SimulatedKeys):
-    """The keys of a cluster with real cryptography; its workers share what was verified."""
+    """The keys of a cluster with real cryptography; its workers share one verifier."""
 
     def __init__(self, seed: int, n: int) -> None:
         self._real = tuple(
@@ -145,7 +145,7 @@ class _Recorder:
 
 
 def _node(console: Console) -> Row:
-    """One worker's round again, alone, with real cryptography and nothing shared."""
+    """Replays the round of one worker alone, with real cryptography and nothing shared."""
     params, keys = usual_params(LARGE, F), RealKeys(0, LARGE)
     genesis = found(params, keys, 0)
     cluster = Cluster(genesis, keys, 0)
@@ -181,7 +181,7 @@ def _node(console: Console) -> Row:
 
 
 def _check_seconds(keys: RealKeys, asked: MemoVerifier) -> float:
-    """About how long so many checks take on this machine."""
+    """About how long these checks take on this machine."""
     real, signer = Ed25519Verifier(), keys.signer(0)
     message, repetitions = bytes(150), 50
     signature, (proof, _) = signer.sign(message), signer.prove(message)
@@ -202,22 +202,22 @@ def _check_seconds(keys: RealKeys, asked: MemoVerifier) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Traffic:
-    """What a round of n workers sends, all together, and what section 7 of the design expects."""
+    """What a round of n workers sends in total, and what its sizes let one expect."""
 
     n: int
     mode: Mode
     params: Params
     messages: int
     by_kind: dict[str, int]
-    """Bytes of small messages."""
+    """Bytes of messages that are no blobs, by kind."""
     bodies: int
     """Bytes of block bodies, and of questions for blobs."""
     gradients: int
-    """Gradients that were fetched."""
+    """How many gradients were fetched."""
     models: int
-    """Workers that fetched the new model, because they did not have to compute it."""
+    """How many workers fetched the new model instead of computing it."""
     seconds: float
-    """CPU of the simulation."""
+    """CPU time of the simulation."""
 
     @property
     def small(self) -> int:
@@ -230,14 +230,14 @@ class Traffic:
         return self.small + (self.gradients + self.models) * PAYLOAD
 
     def expected_gradients(self) -> float:
-        """Gradients that one worker fetches on average: all of them, if it needs any."""
+        """How many gradients one worker fetches on average: all, if its roles need any."""
         p = self.params
         roles = (p.voters, p.leaders, p.workers if p.mode is not Mode.SHUFFLE else p.committee)
         without = math.prod(1 - min(1.0, size / p.workers) for size in roles)
         return (1 - without) * p.proposers
 
     def expected(self) -> dict[str, float]:
-        """Bytes that reach one worker once, by section 7, with this run's sizes."""
+        """Bytes that one worker should receive if each message reached it once, by kind."""
         p = self.params
         members = p.workers if p.mode is Mode.ALL else p.committee
         return {
@@ -259,14 +259,14 @@ _NAMES = {
 
 
 class _Announced:
-    """Makes learners that remember the digests of all gradients."""
+    """Makes learners, and remembers the digests of the gradients of round 1."""
 
     def __init__(self, seed: int) -> None:
-        self._make = Valleys(seed)
+        self._seed = seed
         self.payloads: dict[Digest, None] = {}
 
     def __call__(self, worker: int, life: int) -> Learner:
-        learner = self._make(worker, life)
+        learner = ToyLearner(self._seed, worker, life)
         propose = learner.propose
 
         def watched(job: Propose, model: bytes) -> bytes | None:
@@ -347,7 +347,7 @@ def measure_traffic(n: int, mode: Mode) -> Traffic:
 
 
 def traffic_table(traffic: Sequence[Traffic]) -> Table:
-    """For one worker: what it receives, in brackets what section 7 expects without duplicates."""
+    """What one worker receives, in brackets what is expected without duplicates."""
     table = Table(
         title=f"A round without a server, f = {F}: received by one worker, kB "
         "(in brackets: expected once each)",

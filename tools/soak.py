@@ -1,9 +1,9 @@
-"""Many seeds of the simulator: goes on where it was stopped, and says what it has done.
+"""Run many seeds of the simulator, continuing where the last call stopped.
 
     python tools/soak.py [--minutes M]
 
-Counts of finished seeds are kept in build/soak.json, for one version of the source at a time: after
-a change of the core everything starts anew. Exit 1 if any seed violates an invariant.
+How many seeds are done is kept in build/soak.json, for one version of the source: after a change of
+the protocol or the simulator it starts again from 0. Exits with 1 if a seed violates an invariant.
 """
 
 import argparse
@@ -15,22 +15,22 @@ import time
 from pathlib import Path
 from typing import Any
 
-import holdout.simulator.trial  # noqa: F401 - For what it loads: see `_version`.
+import holdout.simulator.trial  # noqa: F401 - Loads the modules that `_version` hashes.
 from holdout.results import write_atomic
 
 ROOT = Path(__file__).parent.parent
 STATE = ROOT / "build" / "soak.json"
 SIZES = ((4, 1, 100_000, 2_000), (7, 2, 20_000, 400), (30, 9, 500, 10))
-"""Workers, Byzantine ones, seeds, and how many seeds are done between two notes."""
+"""Workers, Byzantine workers, seeds, and how many seeds are run at a time."""
 
 
 def main() -> int:
-    """Run until all seeds are done, or the time is over."""
+    """Run until all seeds are done or the time is up."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--minutes", type=float, default=float("inf"))
     end = time.monotonic() + 60 * parser.parse_args().minutes
     state = _read()
-    # In turns, so that a run that is stopped has seen every size.
+    # In turns, so that a soak that is stopped has run every size.
     while time.monotonic() < end and any(_left(state, *size) for size in SIZES):
         for size in SIZES:
             if _left(state, *size) and time.monotonic() < end and not _run(state, *size):
@@ -74,8 +74,8 @@ def _read() -> dict[str, Any]:
 
 
 def _version() -> str:
-    """Of the modules that a run of the simulator loads."""
-    parts = ("holdout.agreement", "holdout.simulation", "holdout.voting")
+    """A hash over the modules that a run of the simulator loads."""
+    parts = ("holdout.agreement", "holdout.simulator", "holdout.voting")
     source = hashlib.sha256()
     for name in sorted(name for name in sys.modules if name.startswith(parts)):
         source.update(Path(str(sys.modules[name].__file__)).read_bytes())

@@ -1,7 +1,7 @@
-"""Deliberate mistakes: one rule of the core taken away or turned around, while a test runs.
+"""Deliberate mistakes: while a test runs, one rule of the core is taken away or turned around.
 
-Each mutant is a list of (where, name, what to put there). The suite is good if, for each, some
-scenario that passes with the real core does not pass with the mutant (`test_mutants`).
+Each mutant is a list of (where, name, what to put there). The suite is good if for each some
+scenario passes with the real core and fails with the mutant (`test_mutants`).
 """
 
 from contextlib import ExitStack, contextmanager

@@ -1,7 +1,7 @@
-"""A cluster of four that does what a script says: honest workers 0, 1, 2 and a liar, 3.
+"""A cluster of four under a script: honest workers 0, 1, 2 and a liar, 3.
 
-Learning runs as usual. What agreement messages reach whom is decided by rules that a script adds
-and removes; the liar is silent, except for what the script puts into its mouth.
+Learning runs as usual. Which agreement messages reach whom is decided by rules that a script adds
+and removes; the liar says only what the script puts into its mouth.
 """
 
 from dataclasses import dataclass, field
@@ -20,8 +20,8 @@ from holdout.agreement.messages import (
     VoteSignature,
 )
 from holdout.errors import InvalidMessage
-from holdout.simulator.adversaries_agreement import corrupt_with
-from holdout.simulator.adversaries_noise import Silent
+from holdout.simulator.adversaries import Silent
+from holdout.simulator.adversaries_agreement import BadBlock
 from holdout.simulator.checkers import Checker
 from holdout.simulator.cluster import Cluster, found, usual_params
 from holdout.simulator.faults import Crash
@@ -32,8 +32,25 @@ from holdout.simulator.trial import TIMING
 A, B, C, Z = range(4)
 
 
+def corrupt_with(cluster, liars, make):
+    """Give these workers a behaviour that `make` makes."""
+    for worker in liars:
+        cluster.nodes[worker].behaviour = make(cluster.nodes[worker], liars)
+
+
+def forger(kind):
+    """Makes a behaviour that leads with bad blocks, all of one kind."""
+
+    def make(node, liars):
+        liar = BadBlock(node, liars)
+        liar.kind = kind
+        return liar
+
+    return make
+
+
 class Puppet(Silent):
-    """Says nothing by itself; serves blobs if the script wants it to."""
+    """Sends nothing by itself; serves blobs if the script wants it to."""
 
     serves = False
 

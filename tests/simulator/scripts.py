@@ -1,6 +1,6 @@
-"""Schedules by which agreement would break if a rule were missing: told step by step.
+"""Schedules, written out step by step, that would break agreement if a rule were missing.
 
-S1, S2 and S3 are those of the design; the others stage what the remaining rules are there for.
+`docs/simulation.md` says what S1, S2 and S3 show; the others do the same for the remaining rules.
 """
 
 from dataclasses import replace
@@ -118,7 +118,7 @@ def s1_without_crash(seed=0):
 
 
 def deadline_after_certificate(seed=0):
-    """A certificate exists that two of its voters do not know of: their deadline passes."""
+    """The deadline passes for two workers that voted for a certificate and never learn of it."""
     stage, _ = certified_at_c_only(seed)
     stage.until(lambda: recovered(stage, 0))
     return stage
@@ -161,7 +161,7 @@ def late_after_down(seed=0):
 
 
 def fresh_lead_against_a_value(seed):
-    """The liar leads with a fresh block a period that was entered with a value."""
+    """A period was entered with a value; the liar leads it with a fresh block."""
     stage, value = certified_at_c_only(seed)
     stage.until(lambda: stage.voted(A, LATE) and stage.voted(B, LATE))
     forged = as_of_period_one(stage, value)
@@ -213,7 +213,7 @@ def repeated_without_quorum(seed):
 
 
 def only_one_hears_of_the_end(seed=0):
-    """One worker goes on to period 1; what it says at entry is lost."""
+    """One worker enters period 1; what it says then is lost."""
     stage, _ = s3(seed, entry_lost=True)
     stage.until(lambda: stage.decided(A, B, C), seconds=300)
     return stage

@@ -1,9 +1,12 @@
 """What each behaviour of liars may and may not achieve (the table in `docs/simulation.md`)."""
 
 from collections import Counter
+from dataclasses import replace
 from fractions import Fraction
+from functools import partial
 
 import pytest
+from tests.simulator.scripted import corrupt_with, forger
 
 from holdout.agreement.blocks import read_block
 from holdout.agreement.events import MessageFault as Dropped
@@ -12,19 +15,18 @@ from holdout.agreement.messages import Kind
 from holdout.agreement.params import TallyRule
 from holdout.agreement.seed import genesis_seeds, next_seed, seed_alpha
 from holdout.agreement.sortition import Role, alpha, drawn, priority
+from holdout.simulator.adversaries import Flooder
 from holdout.simulator.adversaries_agreement import (
     BEHAVIOURS,
     BadBlock,
     Completion,
     HiddenBlock,
     corrupt,
-    corrupt_with,
 )
-from holdout.simulator.adversaries_noise import Flooder
 from holdout.simulator.checkers import Checker, weigh
 from holdout.simulator.cluster import Cluster, found, usual_params
 from holdout.simulator.faults import SECOND
-from holdout.simulator.toy_learners import Valleys
+from holdout.simulator.toy_learners import ToyLearner
 from holdout.simulator.trial import TIMING
 
 LIARS = (1, 4)
@@ -33,12 +35,22 @@ LIARS = (1, 4)
 class Scene:
     """Seven workers, two of them liars, on a good network."""
 
-    def __init__(self, *names, make=None, seed=0, n=7, liars=LIARS, rounds=4, **params):
+    def __init__(
+        self,
+        *names,
+        make=None,
+        seed=0,
+        n=7,
+        liars=LIARS,
+        rounds=4,
+        tally=TallyRule.COMPLETION,
+        learner=ToyLearner,
+    ):
         keys = SimulatedKeys(seed, n)
-        noise = params.pop("noise", 0.5)
-        options = {"tally": params.pop("tally", TallyRule.COMPLETION)}
-        genesis = found(usual_params(n, Fraction(len(liars), n), **options), keys, seed)
-        self.cluster = Cluster(genesis, keys, seed, timing=TIMING, learners=Valleys(seed, noise))
+        params = replace(usual_params(n, Fraction(len(liars), n)), tally=tally)
+        genesis = found(params, keys, seed)
+        learners = partial(learner, seed)
+        self.cluster = Cluster(genesis, keys, seed, timing=TIMING, learners=learners)
         self.checker = Checker(genesis)
         self.checker.attach(self.cluster, liars)
         self.blocks = {}
@@ -170,7 +182,7 @@ def test_z11_a_hidden_block_costs_at_most_its_period_and_the_seed_falls_back():
 
 @pytest.mark.parametrize("kind", BadBlock.kinds)
 def test_z12_a_liars_block_is_never_certified_in_the_first_periods(kind):
-    scene = Scene(make=lambda node, liars: BadBlock(node, liars, kind), rounds=8).play()
+    scene = Scene(make=forger(kind), rounds=8).play()
     everybody = {ballot.worker for b in scene.blocks.values() for ballot in b.ballots}
     assert len(everybody) == 7
     for number, block in scene.blocks.items():
@@ -187,7 +199,9 @@ def test_z13_a_leader_with_two_blocks_is_found_out():
 
 def test_z20_a_flood_is_dropped_and_memory_stays_within_its_caps():
     def make(node, liars):
-        return Flooder(node, liars, budget=20_000)
+        liar = Flooder(node, liars)
+        liar.budget = 20_000
+        return liar
 
     flooded, quiet = Scene(make=make, rounds=3).play(), Scene("Z1", rounds=3).play()
     assert flooded.rejected().total() > 1_000
@@ -207,11 +221,18 @@ def test_z21_a_copied_gradient_counts_once():
     assert copies > 0
 
 
+class Disagreeing(ToyLearner):
+    """Sees the bottom of the bowl through so much noise that voters hardly agree."""
+
+    noise = 30.0
+
+
 def test_z22_short_ballots_do_not_stop_steps_and_with_the_literal_tally_they_do():
-    """Where honest voters disagree (much noise), ballots that name little starve every update."""
+    """Where honest voters disagree, ballots that name little starve every update."""
 
     def steps(tally):
-        scene = Scene("Z22", n=13, liars=(0, 3, 6, 9), rounds=6, noise=30.0, tally=tally)
+        liars = (0, 3, 6, 9)
+        scene = Scene("Z22", n=13, liars=liars, rounds=6, tally=tally, learner=Disagreeing)
         return sum(scene.play(600).checker.stepped.values())
 
     assert steps(TallyRule.COMPLETION) == 6

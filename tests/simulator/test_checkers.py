@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.simulator.scripted import corrupt_with, forger
 
 from holdout.agreement import aggregate, counting, messages
 from holdout.agreement.blocks import read_block
@@ -17,7 +18,7 @@ from holdout.agreement.draws import Draws
 from holdout.agreement.events import Commit, Send, Urgency
 from holdout.agreement.headers import read_header
 from holdout.agreement.keys import SimulatedKeys
-from holdout.agreement.messages import Envelope, Finished, Kind, Step
+from holdout.agreement.messages import Envelope, Kind, Step
 from holdout.agreement.params import Mode, RoleDraw, TallyRule
 from holdout.agreement.seed import genesis_seeds
 from holdout.agreement.sortition import Role
@@ -25,7 +26,7 @@ from holdout.agreement.wire import decode
 from holdout.ids import Digest
 from holdout.simulator import checkers_blocks
 from holdout.simulator.adversaries import Liar
-from holdout.simulator.adversaries_agreement import BadBlock, corrupt_with
+from holdout.simulator.adversaries_agreement import BadBlock
 from holdout.simulator.checkers import Checker, weigh
 from holdout.simulator.checkers_blocks import Chain, next_model, passing_updates, tree_norm
 from holdout.simulator.cluster import Cluster, found, usual_params
@@ -233,10 +234,10 @@ def test_a_good_block_has_no_faults(history):
 def test_i4_and_i8_every_objective_fault_of_a_block_is_seen(history, kind):
     node = history.cluster.nodes[history.block.header.leader]
     other = (node.index + 1) % 4
-    forger = BadBlock(node, [other], kind)
+    liar = forger(kind)(node, [other])
     # The draft of round 2 goes on from round 1.
     finished, node.disk.finished = node.disk.finished, node.disk.finished[:1]
-    forged = forger.forge(history.block)
+    forged = liar.forge(history.block)
     node.disk.finished = finished
     assert history.faults(forged)
 
@@ -265,7 +266,7 @@ def test_the_support_of_liars_alone_is_seen(history):
 def test_a_certificate_without_votes_is_seen():
     court = Court()
     certificate = messages.Bundle(court.genesis.chain, 1, 0, CERT, V, ())
-    faults = court.checker._certificate_faults(1, V, Finished(b"", certificate))
+    faults = court.checker._certificate_faults(1, V, certificate)
     assert faults == ["it has too few votes"]
 
 
@@ -325,8 +326,9 @@ def test_both_next_models_agree_to_the_bit(vectors, radius, rate):
 @pytest.mark.parametrize("draw", RoleDraw)
 def test_both_lotteries_agree(mode, draw):
     params = replace(
-        usual_params(60, Fraction(1, 10), Mode.SHUFFLE, role_draw=draw),
+        usual_params(60, Fraction(1, 10), Mode.SHUFFLE),
         mode=mode,
+        role_draw=draw,
         proposers=20,
         voters=30,
         leaders=10,

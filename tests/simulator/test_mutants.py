@@ -9,15 +9,15 @@ from fractions import Fraction
 import pytest
 from tests.simulator import scripts
 from tests.simulator.mutants import MUTANTS, mutated
+from tests.simulator.scripted import corrupt_with, forger
 
 from holdout.agreement.keys import SimulatedKeys
 from holdout.agreement.params import MILLISECOND
-from holdout.simulator.adversaries_agreement import BadBlock, corrupt_with
 from holdout.simulator.checkers import Checker
 from holdout.simulator.cluster import Cluster, found, usual_params
 from holdout.simulator.faults import SECOND, FaultKind, RunType
 from holdout.simulator.network import Weather
-from holdout.simulator.toy_learners import Valley
+from holdout.simulator.toy_learners import ToyLearner
 from holdout.simulator.trial import TIMING, Trial, run_trial
 
 
@@ -68,8 +68,8 @@ def small_cluster(seed=0, **options):
     return cluster, Checker(genesis)
 
 
-class OnlyItself(Valley):
-    """Approves one update alone: its own, in everybody's eyes the one at its own place."""
+class OnlyItself(ToyLearner):
+    """Approves no update but its own."""
 
     def judge(self, job, model, payloads):  # noqa: ARG002  # As every learner.
         return tuple(place for place, c in enumerate(job.candidates) if c.proposer == self.worker)
@@ -88,7 +88,7 @@ def with_a_forging_leader(kind, seed):
     """Eight rounds; in some of them a liar has the best place, and leads with such a block."""
     cluster, checker = small_cluster(seed)
     checker.attach(cluster, [3])
-    corrupt_with(cluster, [3], lambda node, liars: BadBlock(node, liars, kind))
+    corrupt_with(cluster, [3], forger(kind))
     cluster.start()
     assert cluster.run(until=300 * SECOND, done=lambda c: c.all_committed(8))
     assert checker.violations == []

@@ -5,6 +5,7 @@ at its start, and `holdout plan` says the same in advance.
 """
 
 import bisect
+from collections.abc import Iterable
 from fractions import Fraction
 
 from holdout.agreement.params import ATTEMPTS_MAX, Mode, RoleDraw
@@ -190,3 +191,34 @@ def _voters(chosen: NetworkSizes, n: int, liars: int) -> tuple[Law, Law]:
 def _somewhere(chance: float, risk: Risk, accepted: float) -> str:
     run = any_of(risk.rounds, min(1.0, chance * risk.seed_bias))
     return f" with probability {run:.2g} in {risk.rounds} rounds (accepted: {accepted:g})"
+
+
+def notes_on_sizes(
+    chosen: NetworkSizes,
+    asked: Iterable[tuple[str, int, int]],
+    *,
+    n: int,
+    f: Fraction | int,
+    risk: Risk,
+) -> list[str]:
+    """What to tell a user before a run with these sizes; nothing if none is below the tables.
+
+    Args:
+        chosen: The sizes of the run.
+        asked: (name, chosen size, size that the tables ask for) of those that users choose.
+        n: Workers.
+        f: Byzantine ones among them, a share or a number.
+        risk: What is accepted.
+    """
+    small = [
+        f"{name} = {size} (the tables ask for {planned})"
+        for name, size, planned in asked
+        if size < planned
+    ]
+    if not small:
+        return []
+    missing = shortfalls(chosen, n=n, f=f, risk=risk)
+    return [
+        f"sizes below the tables: {', '.join(small)}",
+        *(f"not guaranteed: {shortfall}" for shortfall in missing),
+    ]

@@ -1,4 +1,4 @@
-"""`holdout simulate`: many runs of the decentralized protocol under faults, from their seeds."""
+"""`holdout simulate`: runs of the decentralized protocol under faults, one for each seed."""
 
 import multiprocessing
 import os
@@ -11,7 +11,7 @@ from fractions import Fraction
 from functools import partial
 
 from holdout.agreement import sizing
-from holdout.agreement.guarantees import shortfalls
+from holdout.agreement.guarantees import notes_on_sizes
 from holdout.agreement.params import Mode
 from holdout.agreement.sizing import Risk
 from holdout.errors import UserError
@@ -26,7 +26,7 @@ from holdout.simulator.trial import Trial, TrialOutcome, run_trial
 
 SEED_MAX = 1 << 63
 ONE_PROCESS = 16
-"""So few runs are not worth starting processes for."""
+"""Up to this many runs are not worth starting processes for."""
 
 Watch = Callable[[int, int, int], None]
 """Told (runs done, runs in all, violations so far)."""
@@ -34,15 +34,15 @@ Watch = Callable[[int, int, int], None]
 
 @dataclass(frozen=True, slots=True)
 class SimulationPlan:
-    """Which runs are asked for."""
+    """The runs that a user asked for."""
 
     seeds: range
     trial: Trial
     faults: str = "all"
-    """As it was written, for the command that replays a run."""
+    """As the user wrote them, for the command that replays a run."""
 
     def replay(self, seed: int) -> str:
-        """The command that shows this run, step by step."""
+        """The command that shows the run of this seed, event by event."""
         trial = self.trial
         words = [
             *("holdout", "simulate", "--seed", str(seed), "--workers", str(trial.workers)),
@@ -56,37 +56,26 @@ class SimulationPlan:
         return shlex.join([*words, "--trace"])
 
     def notes(self) -> list[str]:
-        """What a user should know before it starts: sizes below the tables, and their price."""
+        """What a user should know before the runs start: sizes below the tables."""
         trial = self.trial
-        planned = usual_sizes(trial.workers, trial.byzantine, trial.mode)
-        small = [
-            f"{name} = {size} (the tables ask for {wanted})"
-            for name, size, wanted in (
-                ("proposers", trial.proposers, planned.proposers),
-                ("voters", trial.voters, planned.voters.size),
-            )
-            if size is not None and size < wanted
-        ]
-        if not small:
-            return []
-        chosen = usual_sizes(
-            trial.workers,
-            trial.byzantine,
-            trial.mode,
-            proposers=trial.proposers,
-            voters=trial.voters,
+        n, f, mode = trial.workers, trial.byzantine, trial.mode
+        planned = usual_sizes(n, f, mode)
+        chosen = usual_sizes(n, f, mode, proposers=trial.proposers, voters=trial.voters)
+        return notes_on_sizes(
+            chosen,
+            (
+                ("proposers", chosen.proposers, planned.proposers),
+                ("voters", chosen.voters.size, planned.voters.size),
+            ),
+            n=n,
+            f=f,
+            risk=Risk(rounds=trial.rounds),
         )
-        risk = Risk(rounds=trial.rounds)
-        missing = shortfalls(chosen, n=trial.workers, f=trial.byzantine, risk=risk)
-        return [
-            f"sizes below the tables: {', '.join(small)}",
-            *(f"not guaranteed: {text}" for text in missing),
-        ]
 
 
 @dataclass(frozen=True, slots=True)
 class SimulationReport:
-    """What came of all runs."""
+    """What came of all runs together."""
 
     plan: SimulationPlan
     runs: int
@@ -97,7 +86,7 @@ class SimulationReport:
     messages: int
     evidence: int
     violations: tuple[tuple[int, Violation], ...]
-    """With their seeds."""
+    """(seed, what broke)."""
 
     @property
     def is_complete(self) -> bool:
@@ -106,11 +95,11 @@ class SimulationReport:
 
     @property
     def periods_per_round(self) -> float | None:
-        """Periods that a decided round took, on average; None: nothing was decided."""
+        """How many periods a decided round took on average; None if none was decided."""
         return self.periods / self.rounds if self.rounds else None
 
     def as_json(self) -> str:
-        """One JSON document."""
+        """The report as one JSON document."""
         document = {
             "runs": self.runs,
             "rounds": self.rounds,
@@ -127,7 +116,7 @@ class SimulationReport:
         return to_json(document, indent=1)
 
     def as_text(self) -> str:
-        """The same for people."""
+        """The report for people."""
         trial = self.plan.trial
         average = self.periods_per_round
         lines = [
@@ -161,10 +150,14 @@ def make_plan(
     proposers: int | None = None,
     voters: int | None = None,
 ) -> SimulationPlan:
-    """Check everything that the user said; refused with the reason where it cannot work."""
+    """The plan of these runs.
+
+    Raises:
+        UserError: Something cannot work; the error says why.
+    """
     if seeds.start >= seeds.stop:
         raise UserError(
-            f"a range of seeds A..B holds at least one, with A < B (B itself is not included); got "
+            f"a range of seeds A..B needs A < B, as B itself is not included; got "
             f"{seeds.start}..{seeds.stop}"
         )
     if seeds.start < 0 or seeds.stop > SEED_MAX:
@@ -187,21 +180,19 @@ def make_plan(
         proposers=proposers,
         voters=voters,
     )
-    _ = trial.params  # Refuses a mode that does not fit.
+    _ = trial.params  # Refuses a mode that does not fit the number of workers.
     return SimulationPlan(seeds, trial, faults if kinds != ALL_FAULTS else "all")
 
 
-def simulate(
-    plan: SimulationPlan, *, watch: Watch | None = None, processes: int | None = None
-) -> SimulationReport:
-    """Run all seeds, on all cores; runs are independent, so their order changes nothing.
+def simulate(plan: SimulationPlan, *, watch: Watch | None = None) -> SimulationReport:
+    """Run all seeds on all cores; what comes of a seed does not depend on the others.
 
-    On Ctrl-C the report is of the runs that are done.
+    After Ctrl-C the report covers the runs that are done.
     """
     done: list[TrialOutcome] = []
     broken = 0
     with suppress(KeyboardInterrupt):
-        for outcome in _outcomes(plan, processes or os.cpu_count() or 1):
+        for outcome in _outcomes(plan, os.cpu_count() or 1):
             done.append(outcome)
             broken += len(outcome.violations)
             if watch is not None:
@@ -227,7 +218,7 @@ def summarise(plan: SimulationPlan, outcomes: Sequence[TrialOutcome]) -> Simulat
 
 
 def show(plan: SimulationPlan, seed: int) -> tuple[SimulationReport, Trace]:
-    """One run with its trace."""
+    """Run one seed with a trace."""
     trace = Trace()
     return summarise(plan, [run_trial(plan.trial, seed, trace)]), trace
 
@@ -237,10 +228,10 @@ def _outcomes(plan: SimulationPlan, processes: int) -> Iterator[TrialOutcome]:
     if processes == 1 or len(plan.seeds) <= ONE_PROCESS:
         yield from map(run, plan.seeds)
         return
-    # New processes, not copies of this one: a copied process may hold a lock that nobody frees.
+    # Spawned, not forked: a forked process may inherit a lock that nobody frees.
     context = multiprocessing.get_context("spawn")
     share = max(1, min(32, len(plan.seeds) // (4 * processes)))
-    # Ctrl-C reaches them too; this process stops them.
+    # Ctrl-C reaches the workers too, but it is this process that stops them.
     ignore = (signal.SIGINT, signal.SIG_IGN)
     with context.Pool(min(processes, len(plan.seeds)), signal.signal, ignore) as pool:
         yield from pool.imap(run, plan.seeds, share)

@@ -45,7 +45,7 @@ from holdout.rounds import RoundRecord, admit_proposals, norm
 from holdout.seeds import stream
 from holdout.simulator.adversaries import Liar
 from holdout.simulator.adversaries_agreement import corrupt
-from holdout.simulator.cluster import Cluster, Durations, Nobody, found
+from holdout.simulator.cluster import Cluster, Durations, Watcher, found
 from holdout.simulator.network import BYTES_PER_MICROSECOND
 from holdout.simulator.nodes import SimulatedNode
 from holdout.voting import Committee
@@ -195,7 +195,7 @@ def _equivocating(federation: Federation, number: int) -> frozenset[WorkerId]:
 
 
 @dataclass(slots=True)
-class _Committed(Nobody):
+class _Committed(Watcher):
     """Counts the honest workers that have decided the round."""
 
     number: int

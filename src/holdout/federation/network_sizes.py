@@ -11,7 +11,7 @@ from fractions import Fraction
 from functools import lru_cache
 
 from holdout.agreement import sizing
-from holdout.agreement.guarantees import shortfalls
+from holdout.agreement.guarantees import notes_on_sizes
 from holdout.agreement.params import Mode, Params, RoleDraw, TallyRule
 from holdout.agreement.sizing import NetworkSizes, Risk
 from holdout.config import Config
@@ -50,25 +50,16 @@ def notes_on(config: Config) -> list[str]:
             "network is built for"
         )
     proposers, voters = _planned(federation.workers, federation.f, config.experiment.rounds)
-    small = [
-        f"federation.{name} = {size} (the tables ask for {planned})"
-        for name, size, planned in (
-            ("proposers", federation.proposers, proposers),
-            ("voters", federation.voters, voters),
-        )
-        if size < planned
-    ]
-    if not small:
-        return notes
-    risk = Risk(rounds=config.experiment.rounds)
-    missing = shortfalls(
-        sizes_of(config), n=federation.workers, f=federation.assumed_byzantine, risk=risk
+    return notes + notes_on_sizes(
+        sizes_of(config),
+        (
+            ("federation.proposers", federation.proposers, proposers),
+            ("federation.voters", federation.voters, voters),
+        ),
+        n=federation.workers,
+        f=federation.assumed_byzantine,
+        risk=Risk(rounds=config.experiment.rounds),
     )
-    return [
-        *notes,
-        f"sizes below the tables: {', '.join(small)}",
-        *(f"not guaranteed: {shortfall}" for shortfall in missing),
-    ]
 
 
 @lru_cache(maxsize=16)

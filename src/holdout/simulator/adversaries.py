@@ -1,41 +1,55 @@
-"""What Byzantine workers do: an honest player whose outgoing actions pass through a behaviour.
+"""What Byzantine workers do: their common part, lies of any worker, lies of proposers and voters.
 
-The names Z1, Z2, ... are those of the table in `docs/simulation.md`. Here are the lies of proposers
-and voters; `adversaries_noise` has those that every role can tell, `adversaries_agreement` those of
-leaders and committee members. A behaviour sees what its worker is told, owns its keys, and may
-replace, add, delay or drop what it sends and what it serves.
+A Byzantine worker is an honest player whose outgoing actions pass through a behaviour. It sees what
+its worker is told, has its keys, and may replace, add, delay or drop what the worker sends and
+serves. The names Z1, Z2, ... are those of the table in `docs/simulation.md`. The lies of leaders
+and committee members, and the list of all behaviours, are in `adversaries_agreement`.
 """
-# ruff: noqa: ARG002  # All behaviours take the same, whatever they look at.
+# ruff: noqa: ARG002  # All behaviours take the same arguments, whatever they look at.
 
 import struct
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from holdout.agreement import aggregate, messages
+from holdout.agreement.codec import BOTTOM
 from holdout.agreement.events import (
     Action,
     BlobKind,
     Broadcast,
     Event,
     Received,
+    Relay,
     Send,
+    SendBlocks,
     Urgency,
 )
 from holdout.agreement.messages import (
     BallotMessage,
     Entry,
     Envelope,
+    GetBlocks,
     Kind,
     Message,
+    Step,
     Update,
+    Vote,
 )
 from holdout.errors import InvalidMessage
 from holdout.ids import Digest
 from holdout.seeds import stream
 from holdout.simulator.nodes import SimulatedNode
 
+FLOOD = 1_000
+"""How many useless messages a flooding worker sends in a run."""
+HEARD_MAX = 64
+"""How many messages a replaying worker remembers."""
+
+_OWN = (Kind.UPDATE, Kind.BALLOT, Kind.LEAD, Kind.VOTE)
+
 
 class Liar:
-    """The common part: does what the honest player says. Behaviours replace parts of it."""
+    """A behaviour that changes nothing: the common part, of which others replace something."""
 
     def __init__(self, node: SimulatedNode, liars: Sequence[int]) -> None:
         self.node = node
@@ -44,12 +58,13 @@ class Liar:
         self.index = node.index
         self.genesis = self.cluster.genesis
         self.signer = self.cluster.keys.signer(node.index)
+        # By the name of the class: renaming one changes the runs of its seeds.
         self.words = stream(self.cluster.seed, "behaviour", type(self).__name__, node.index)
 
     # -- what a behaviour may change -------------------------------------------------------------
 
     def act(self, node: SimulatedNode, event: Event, actions: Sequence[Action]) -> Sequence[Action]:
-        """Pass everything through `outgoing`, and add what `hear` says."""
+        """Pass each action through `outgoing` or `other`, and add what `hear` says."""
         done: list[Action] = []
         if type(event) is Received:
             done += self.hear(event.peer, event.data)
@@ -61,61 +76,68 @@ class Liar:
         return done
 
     def outgoing(self, action: Broadcast, message: Message | None) -> Sequence[Action]:
-        """Instead of broadcasting an update, ballot, lead or vote of its own."""
+        """What to do instead of broadcasting its own update, ballot, lead or vote."""
         return (action,)
 
     def other(self, action: Action) -> Sequence[Action]:
-        """Instead of any other action."""
+        """What to do instead of any other action."""
         return (action,)
 
     def hear(self, peer: int, data: bytes) -> Sequence[Action]:
-        """What it does in answer to a message, besides what its player does."""
+        """What to do about a message, besides what its player does."""
         return ()
 
     def serve(
         self, node: SimulatedNode, peer: int, digest: Digest, data: bytes | None
     ) -> bytes | None:
-        """What it answers to somebody who wants a blob."""
+        """What to answer a peer that wants a blob; None: nothing."""
         return data
 
     # -- tools -----------------------------------------------------------------------------------
 
     def read(self, data: bytes) -> Message | None:
-        """The message, if it is one."""
+        """The message in these bytes; None if there is none."""
         try:
             return self.cluster.decode(data).claim
         except InvalidMessage:
             return None
 
     def sign(self, kind: Kind, signed: bytes, proof: bytes = b"") -> bytes:
-        """The bytes of a message with its own signature."""
+        """The bytes of a message that this worker signs."""
         return Envelope(kind, signed, self.signer.sign(signed), proof).encode()
 
     def vote(self, round_number: int, period: int, step: int, value: Digest) -> bytes:
-        """A vote of its own."""
+        """The bytes of a vote of this worker."""
         part = messages.vote_part(self.genesis.chain, round_number, period, step, self.index, value)
         return self.sign(Kind.VOTE, part)
 
     def update(self, old: Update, payload: bytes, size: int | None = None) -> bytes:
-        """An update of its own with this payload, which it will serve."""
+        """This worker's update with another payload, which it will serve."""
         digest = aggregate.payload_digest(payload)
         self.node.memory.put(BlobKind.PAYLOAD, digest, payload, old.round)
         length = len(payload) if size is None else size
         part = messages.update_part(old.chain, old.round, self.index, old.model, digest, length)
         return self.sign(Kind.UPDATE, part, old.envelope.proof)
 
+    def turned(self, message: Message | None) -> bytes | None:
+        """This update with its gradient turned around; None if it is no update."""
+        payload = self.node.memory.get(message.payload) if isinstance(message, Update) else None
+        if payload is None or not isinstance(message, Update):
+            return None
+        return self.update(message, _turned(payload))
+
     def ballot(self, old: BallotMessage, entries: Sequence[Entry]) -> bytes:
-        """A ballot of its own with these names."""
+        """This worker's ballot with other names."""
         part = messages.ballot_part(old.chain, old.round, self.index, old.model, tuple(entries))
         return self.sign(Kind.BALLOT, part, old.envelope.proof)
 
     def others(self) -> list[int]:
-        """Everybody else, in a new order each time."""
+        """All other workers, in a new order each time."""
         everybody = [w for w in range(self.genesis.params.workers) if w != self.index]
         return self.words.sample(everybody, len(everybody))
 
     def split(self, one: bytes, other: bytes, urgency: Urgency) -> list[Action]:
-        """The one to half of the others, the other to the rest."""
+        """Send one message to half of the others, another to the rest."""
         peers = self.others()
         half = len(peers) // 2
         return [
@@ -123,70 +145,156 @@ class Liar:
         ]
 
     def later(self, delay: int, actions: Sequence[Action]) -> None:
-        """Do something at a later time."""
+        """Carry out actions later."""
         self.node.later(delay, self.node.execute, actions)
 
     def lucky(self, one_in: int) -> bool:
-        """True once in so many times."""
+        """True with probability one in `one_in`."""
         return self.words.below(one_in) == 0
 
 
-_OWN = (Kind.UPDATE, Kind.BALLOT, Kind.LEAD, Kind.VOTE)
+# --------------------------------------------------------------------------- lies that need no role
 
 
-class Several:
-    """Many behaviours at once: each changes what the one before has left."""
-
-    def __init__(self, parts: Sequence[Liar]) -> None:
-        self._parts = tuple(parts)
+class Silent(Liar):
+    """Z1: listens and says nothing."""
 
     def act(self, node: SimulatedNode, event: Event, actions: Sequence[Action]) -> Sequence[Action]:
-        """One after the other."""
-        for part in self._parts:
-            actions = part.act(node, event, actions)
-        return actions
+        """All actions except sending."""
+        return [a for a in actions if type(a) not in (Send, Broadcast, Relay, SendBlocks)]
 
     def serve(
         self, node: SimulatedNode, peer: int, digest: Digest, data: bytes | None
     ) -> bytes | None:
-        """One after the other."""
-        for part in self._parts:
-            data = part.serve(node, peer, digest, data)
-        return data
+        """No blob for anybody."""
+        return None
 
 
-# ------------------------------------------------------------------------------ proposers, voters
+class WrongCredentials(Liar):
+    """Z5: invalid proofs and signatures, roles it was not drawn for, other workers' names."""
+
+    def outgoing(self, action: Broadcast, message: Message | None) -> Sequence[Action]:
+        """The message, and after it spoilt ones."""
+        if not isinstance(message, Update | BallotMessage | messages.Lead | Vote):
+            return (action,)
+        envelope = message.envelope
+        victim = self.words.below(self.genesis.params.workers)
+        spoilt = [
+            Envelope(envelope.kind, envelope.signed, envelope.signature, bytes(80)),
+            Envelope(envelope.kind, envelope.signed, bytes(64), envelope.proof),
+        ]
+        spoilt += [
+            Envelope(kind, part, self.signer.sign(part))
+            for kind, part in (
+                (Kind.VOTE, self._vote_part(message, victim)),
+                (Kind.VOTE, self._vote_part(message, self.genesis.params.workers + 7)),
+                (Kind.LEAD, self._lead_part(message)),
+            )
+        ]
+        return [action, *(Broadcast(bad.encode(), action.urgency) for bad in spoilt)]
+
+    def _vote_part(self, message: Any, worker: int) -> bytes:
+        value = Digest(b"\x07" * 32)
+        return messages.vote_part(self.genesis.chain, message.round, 0, Step.SOFT, worker, value)
+
+    def _lead_part(self, message: Any) -> bytes:
+        # A lead in a period for which it may not be drawn, with a block that does not exist.
+        period = 1 + self.words.below(3)
+        value = Digest(b"\x09" * 32)
+        return messages.lead_part(
+            self.genesis.chain, message.round, period, self.index, period, value
+        )
+
+
+class Replayer(Liar):
+    """Z7: old messages again, votes of another network, votes for far rounds and periods."""
+
+    def __init__(self, node: SimulatedNode, liars: Sequence[int]) -> None:
+        super().__init__(node, liars)
+        self._heard: list[bytes] = []
+
+    def hear(self, peer: int, data: bytes) -> Sequence[Action]:
+        """Remember the message, and now and then send something stale or far ahead."""
+        place = self.words.below(HEARD_MAX)
+        if len(self._heard) < HEARD_MAX:
+            self._heard.append(data)
+        elif self.lucky(4):
+            self._heard[place] = data
+        if not self.lucky(6):
+            return ()
+        old = self._heard[self.words.below(len(self._heard))]
+        number = self.node.player.round
+        far = self.vote(number + 1000, 0, Step.CERT, Digest(b"\x01" * 32))
+        away = self.vote(number, 1 << 20, Step.DOWN, BOTTOM)
+        foreign = self.sign(
+            Kind.VOTE,
+            messages.vote_part(Digest(b"\x05" * 32), number, 0, Step.DOWN, self.index, BOTTOM),
+        )
+        said = (old, far, away, foreign)[self.words.below(4)]
+        return (Broadcast(said, Urgency.VOTE),)
+
+
+class Flooder(Liar):
+    """Z20: votes for far periods, huge bundles, bytes that are no message, many requests."""
+
+    budget = FLOOD
+
+    def hear(self, peer: int, data: bytes) -> Sequence[Action]:
+        """Answer each message with two useless ones."""
+        # Liars that flood each other would harm nobody but the simulator.
+        if self.budget <= 0 or peer in self.liars:
+            return ()
+        self.budget -= 2
+        number = self.node.player.round
+        chain = self.genesis.chain
+        value = Digest(self.words.below(1 << 62).to_bytes(32, "big"))
+        period = self.words.below(1 << 16)
+        marks = tuple(
+            messages.VoteSignature(worker, bytes(64), b"")
+            for worker in range(self.genesis.params.workers)
+        )
+        useless: tuple[Callable[[], bytes], ...] = (
+            lambda: self.vote(number, period, Step.SOFT, value),
+            lambda: self.vote(number, 0, 3 + self.words.below(250), value),
+            lambda: self.vote(number + 1, self.words.below(2), Step.SOFT, value),
+            lambda: messages.Bundle(chain, number, 0, Step.CERT, value, marks).encode(),
+            lambda: value * 40,
+            lambda: GetBlocks(chain, 1, number + period).encode(),
+            lambda: messages.GetUpdates(chain, number, (value,) * 50).encode(),
+            lambda: messages.Behind(chain, 1, 0).encode(),
+            lambda: messages.HeadQuery(chain, value).encode(),
+        )
+        return [
+            Send(peer, useless[self.words.below(len(useless))](), Urgency.VOTE) for _ in range(2)
+        ]
+
+
+# ------------------------------------------------------------------ lies of proposers and voters
 
 
 class TwoUpdates(Liar):
     """Z2: one gradient for half of the others, another for the rest."""
 
     def outgoing(self, action: Broadcast, message: Message | None) -> Sequence[Action]:
-        """Two versions of the own update."""
-        if not isinstance(message, Update):
-            return (action,)
-        payload = self.node.memory.get(message.payload)
-        if payload is None:
-            return (action,)
-        return self.split(action.data, self.update(message, _turned(payload)), action.urgency)
+        """Two versions of its update."""
+        turned = self.turned(message)
+        return (action,) if turned is None else self.split(action.data, turned, action.urgency)
 
 
 class Poisoner(Liar):
-    """A gradient that leads away from the bottom (no id: every attack on learning does this)."""
+    """A gradient that leads uphill; it has no Z number, as every attack on learning does this."""
 
     def outgoing(self, action: Broadcast, message: Message | None) -> Sequence[Action]:
-        """Another update instead of the honest one."""
-        payload = self.node.memory.get(message.payload) if isinstance(message, Update) else None
-        if payload is None or not isinstance(message, Update):
-            return (action,)
-        return (Broadcast(self.update(message, _turned(payload)), action.urgency),)
+        """The update with its gradient turned around."""
+        turned = self.turned(message)
+        return (action,) if turned is None else (Broadcast(turned, action.urgency),)
 
 
 class TwoBallots(Liar):
     """Z3: one ballot for half of the others, another for the rest."""
 
     def outgoing(self, action: Broadcast, message: Message | None) -> Sequence[Action]:
-        """Two versions of the own ballot."""
+        """Two versions of its ballot."""
         if not isinstance(message, BallotMessage) or len(message.entries) < 2:  # noqa: PLR2004
             return (action,)
         short = self.ballot(message, message.entries[:1])
@@ -194,14 +302,14 @@ class TwoBallots(Liar):
 
 
 class BadPayload(Liar):
-    """Z8: a payload that is no gradient, or other bytes than the hash says."""
+    """Z8: a payload that is not a valid gradient, or other bytes than the digest promises."""
 
     def __init__(self, node: SimulatedNode, liars: Sequence[int]) -> None:
         super().__init__(node, liars)
         self._mismatched: dict[Digest, bytes] = {}
 
     def outgoing(self, action: Broadcast, message: Message | None) -> Sequence[Action]:
-        """One of eight faults."""
+        """The update with one of eight faults."""
         if not isinstance(message, Update):
             return (action,)
         payload = self.node.memory.get(message.payload) or bytes(message.size)
@@ -215,7 +323,7 @@ class BadPayload(Liar):
             payload * 3,
             b"",
         )[self.words.below(8)]
-        if not bad:  # The right header, other bytes.
+        if not bad:  # The honest update, but other bytes served for it.
             self._mismatched[message.payload] = _turned(payload)
             return (action,)
         claimed = len(payload) if self.lucky(2) else len(bad)
@@ -229,7 +337,7 @@ class BadPayload(Liar):
 
 
 class Withholder(Liar):
-    """Z9: announces a gradient and serves it to nobody, or to half of the others."""
+    """Z9: announces a gradient and withholds it from all others, or from half of them."""
 
     def __init__(self, node: SimulatedNode, liars: Sequence[int]) -> None:
         super().__init__(node, liars)
@@ -238,7 +346,7 @@ class Withholder(Liar):
         self._victims = self.others()[::2]
 
     def outgoing(self, action: Broadcast, message: Message | None) -> Sequence[Action]:
-        """Remember what must not be served."""
+        """Its update, whose payload it will not serve."""
         if isinstance(message, Update):
             self._own[message.payload] = None
         return (action,)
@@ -246,7 +354,7 @@ class Withholder(Liar):
     def serve(
         self, node: SimulatedNode, peer: int, digest: Digest, data: bytes | None
     ) -> bytes | None:
-        """Nothing, for the own payloads."""
+        """Nothing to its victims for its own payloads."""
         hidden = digest in self._own and (self._from_all or peer in self._victims)
         return None if hidden else data
 
@@ -255,7 +363,7 @@ class Latecomer(Liar):
     """Z10: updates after T_P, ballots after T_B or T_A."""
 
     def outgoing(self, action: Broadcast, message: Message | None) -> Sequence[Action]:
-        """The same, later."""
+        """Its update or ballot, late."""
         if not isinstance(message, Update | BallotMessage):
             return (action,)
         timing = self.cluster.timing
@@ -273,14 +381,14 @@ class Copycat(Liar):
         self._waiting: Update | None = None
 
     def outgoing(self, action: Broadcast, message: Message | None) -> Sequence[Action]:
-        """Wait for an update to copy."""
+        """Nothing instead of its update, until there is one to copy."""
         if not isinstance(message, Update):
             return (action,)
         self._waiting = message
         return self._copy()
 
     def hear(self, peer: int, data: bytes) -> Sequence[Action]:
-        """An update to copy."""
+        """Copy an update."""
         message = self.read(data) if data and data[0] == Kind.UPDATE else None
         if not isinstance(message, Update) or message.worker == self.index:
             return ()
@@ -301,10 +409,10 @@ class Copycat(Liar):
 
 
 class ShortBallots(Liar):
-    """Z22: ballots with one name, with liars' names only, or with names of nothing."""
+    """Z22: ballots that name one update, only the liars' updates, or an unknown one."""
 
     def outgoing(self, action: Broadcast, message: Message | None) -> Sequence[Action]:
-        """Another ballot instead of the honest one."""
+        """One of these ballots instead of the honest one."""
         if not isinstance(message, BallotMessage):
             return (action,)
         own = [entry for entry in message.entries if entry.proposer in self.liars]
@@ -314,24 +422,10 @@ class ShortBallots(Liar):
 
 
 def _turned(payload: bytes) -> bytes:
-    """Every coordinate the other way; zeros stay as they are."""
+    """The gradient with every coordinate negated; zeros stay as they are."""
     layout = f"<{len(payload) // 4}f"
     return struct.pack(layout, *[-x if x else 0.0 for x in struct.unpack(layout, payload)])
 
 
 def _with_first(payload: bytes, value: float) -> bytes:
     return struct.pack("<f", value) + payload[4:]
-
-
-MakeLiar = Callable[[SimulatedNode, Sequence[int]], Liar]
-
-LEARNING_BEHAVIOURS: dict[str, MakeLiar] = {
-    "Z2": TwoUpdates,
-    "Z3": TwoBallots,
-    "Z8": BadPayload,
-    "Z9": Withholder,
-    "Z10": Latecomer,
-    "Z21": Copycat,
-    "Z22": ShortBallots,
-    "poison": Poisoner,
-}

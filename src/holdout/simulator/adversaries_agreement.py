@@ -1,11 +1,13 @@
-"""What Byzantine leaders and committee members do, and the attacker who sees everything.
+"""What Byzantine leaders and committee members do, and an attacker who sees all votes.
 
-`BEHAVIOURS` lists every behaviour by its name in the table of `docs/simulation.md`.
+`BEHAVIOURS` lists all behaviours, those of `adversaries` too, by their names in the table of
+`docs/simulation.md`; `corrupt` gives them to workers.
 """
-# ruff: noqa: ARG002  # All behaviours take the same, whatever they look at.
+# ruff: noqa: ARG002  # All behaviours take the same arguments, whatever they look at.
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import TypeAlias
 
 from holdout.agreement import aggregate, messages
 from holdout.agreement.blocks import Block, BlockKind, Draft, Tip, assemble, read_block, read_header
@@ -15,6 +17,7 @@ from holdout.agreement.events import (
     BlobKind,
     Broadcast,
     Combined,
+    Event,
     Keep,
     Send,
     Urgency,
@@ -32,21 +35,34 @@ from holdout.agreement.messages import (
 from holdout.errors import InvalidMessage
 from holdout.ids import Digest
 from holdout.seeds import stream
-from holdout.simulator.adversaries import LEARNING_BEHAVIOURS, Liar, MakeLiar, Several
-from holdout.simulator.adversaries_noise import NOISY_BEHAVIOURS
+from holdout.simulator.adversaries import (
+    BadPayload,
+    Copycat,
+    Flooder,
+    Latecomer,
+    Liar,
+    Poisoner,
+    Replayer,
+    ShortBallots,
+    Silent,
+    TwoBallots,
+    TwoUpdates,
+    Withholder,
+    WrongCredentials,
+)
 from holdout.simulator.cluster import Cluster
 from holdout.simulator.nodes import SimulatedNode
 
 
 class DoubleVoter(Liar):
-    """Z4: votes for everything it hears of, at chosen victims."""
+    """Z4: votes for every value that it hears of, at chosen victims."""
 
     def __init__(self, node: SimulatedNode, liars: Sequence[int]) -> None:
         super().__init__(node, liars)
         self._values: dict[tuple[int, int], list[Digest]] = {}
 
     def outgoing(self, action: Broadcast, message: Message | None) -> Sequence[Action]:
-        """The own vote for half of the others, a vote for another value for the rest."""
+        """Its vote to half of the others, a vote for another value to the rest."""
         if not isinstance(message, Vote) or message.value == BOTTOM:
             return (action,)
         others = [v for v in self._known(message) if v != message.value]
@@ -57,7 +73,7 @@ class DoubleVoter(Liar):
         return self.split(action.data, second, action.urgency)
 
     def hear(self, peer: int, data: bytes) -> Sequence[Action]:
-        """Support what others say, in any step, at one of them."""
+        """Vote as others do, also in further steps, and show it to one or two of them."""
         if not data or data[0] not in (Kind.VOTE, Kind.LEAD):
             return ()
         message = self.read(data)
@@ -85,7 +101,7 @@ class DoubleVoter(Liar):
 
 
 class HiddenBlock(Liar):
-    """Z11: leads with a block that nobody gets, that half of the others get, or not at all."""
+    """Z11: leads with a block that nobody gets, or half of the others get; or does not lead."""
 
     def __init__(self, node: SimulatedNode, liars: Sequence[int]) -> None:
         super().__init__(node, liars)
@@ -93,13 +109,13 @@ class HiddenBlock(Liar):
         self._victims = self.others()[::2]
 
     def outgoing(self, action: Broadcast, message: Message | None) -> Sequence[Action]:
-        """Perhaps not a word."""
+        """Its lead, unless it is a worker that does not lead."""
         return () if isinstance(message, Lead) and self._kind == 0 else (action,)
 
     def serve(
         self, node: SimulatedNode, peer: int, digest: Digest, data: bytes | None
     ) -> bytes | None:
-        """Not the block."""
+        """Everything but the block, which its victims do not get."""
         if data is None or self._kind == 0:
             return data
         try:
@@ -110,18 +126,18 @@ class HiddenBlock(Liar):
 
 
 class BlockForger(Liar):
-    """The common part of those who lead with another block than the honest one."""
+    """The common part of those that lead with another block than the honest one."""
 
     def __init__(self, node: SimulatedNode, liars: Sequence[int]) -> None:
         super().__init__(node, liars)
         self._made: dict[Digest, Digest] = {}
 
     def forge(self, block: Block) -> Block | None:
-        """Another block in its place."""
+        """Another block in the place of this one; None: this one will do."""
         raise NotImplementedError
 
     def other(self, action: Action) -> Sequence[Action]:
-        """Where the honest player keeps its block, make the other one."""
+        """When the honest player keeps its block, make and keep another too."""
         if isinstance(action, Keep):
             block = self.forge(read_block(action.data))
             if block is not None:
@@ -132,7 +148,7 @@ class BlockForger(Liar):
         return (action,)
 
     def forged(self, message: Message | None) -> bytes | None:
-        """The lead of the other block, if there is one."""
+        """The lead of the forged block, in the place of this lead; None if there is none."""
         if not isinstance(message, Lead) or message.original_period != message.period:
             return None
         value = self._made.get(message.value)
@@ -144,7 +160,7 @@ class BlockForger(Liar):
         return self.sign(Kind.LEAD, part, message.envelope.proof)
 
     def with_ballots(self, block: Block, ballots: Sequence[messages.BallotMessage]) -> Block | None:
-        """The valid block that these ballots give."""
+        """The valid block with these ballots; None if it lacks the gradients to compute it."""
         draft = self.draft(block, ballots)
         payloads = {digest: self.node.memory.get(digest) for digest in draft.needs}
         known = {digest: data for digest, data in payloads.items() if data is not None}
@@ -166,7 +182,7 @@ class BlockForger(Liar):
         return draft.block(valid, Combined(job, digest, radius))
 
     def draft(self, block: Block, ballots: Sequence[messages.BallotMessage]) -> Draft:
-        """The body with these ballots."""
+        """The draft of a block with these ballots."""
         header = block.header
         params = self.genesis.params
         before = self.node.disk.finished[-1:]
@@ -208,18 +224,16 @@ class BadBlock(BlockForger):
         "wrong radius",
         "wrong count of steps",
     )
-
-    def __init__(self, node: SimulatedNode, liars: Sequence[int], kind: str | None = None) -> None:
-        super().__init__(node, liars)
-        self.kind = kind
+    kind: str | None = None
+    """The one of `kinds` to make; None: a random one each time."""
 
     def outgoing(self, action: Broadcast, message: Message | None) -> Sequence[Action]:
-        """The forged block's lead instead of the honest one's."""
+        """The lead of a forged block instead of its lead."""
         forged = self.forged(message)
         return (action,) if forged is None else (Broadcast(forged, action.urgency),)
 
     def forge(self, block: Block) -> Block | None:
-        """One of the kinds."""
+        """The block with one of the faults in `kinds`."""
         header, junk = block.header, Digest(b"\x0d" * 32)
         match self.kind or self.kinds[self.words.below(len(self.kinds))]:
             case "fewer ballots":
@@ -227,7 +241,7 @@ class BadBlock(BlockForger):
             case "no ballots":
                 return self.with_ballots(block, ())
             case "wrong tally":
-                # Everything in the body is honest; the liars' names are added to the outcome.
+                # The body is honest; the outcome lacks one selected update and has all the others.
                 extra = [
                     (update.worker, 1)
                     for update in block.updates
@@ -250,25 +264,24 @@ class BadBlock(BlockForger):
                 return replace(block, header=replace(header, steps=header.steps + 1))
 
     def _fewest(self, block: Block) -> list[messages.BallotMessage]:
-        """As few honest ballots as a step needs."""
+        """The liars' ballots, and only as many honest ones as a step still needs."""
         own = [b for b in block.ballots if b.worker in self.liars]
         honest = [b for b in block.ballots if b.worker not in self.liars]
         count = max(0, self.genesis.params.ballots_min - len(own))
         return own + honest[:count]
 
     def _with_forged(self, block: Block) -> tuple[messages.BallotMessage, ...]:
-        """An honest voter's ballot, of the liar's making."""
-        spoilt: list[messages.BallotMessage] = []
-        for ballot in block.ballots:
-            if ballot.worker in self.liars or spoilt:
-                continue
-            part = messages.ballot_part(
-                ballot.chain, ballot.round, ballot.worker, ballot.model, ballot.entries[:1]
-            )
-            envelope = Envelope(Kind.BALLOT, part, self.signer.sign(part), ballot.envelope.proof)
-            spoilt.append(replace(ballot, entries=ballot.entries[:1], envelope=envelope))
-        forged = {ballot.worker: ballot for ballot in spoilt}
-        return tuple(forged.get(ballot.worker, ballot) for ballot in block.ballots)
+        """The ballots, with the first honest one forged."""
+        victim = next((b for b in block.ballots if b.worker not in self.liars), None)
+        if victim is None:
+            return block.ballots
+        entries = victim.entries[:1]
+        part = messages.ballot_part(
+            victim.chain, victim.round, victim.worker, victim.model, entries
+        )
+        envelope = Envelope(Kind.BALLOT, part, self.signer.sign(part), victim.envelope.proof)
+        forged = replace(victim, entries=entries, envelope=envelope)
+        return tuple(forged if ballot is victim else ballot for ballot in block.ballots)
 
     def _resealed(
         self,
@@ -277,7 +290,7 @@ class BadBlock(BlockForger):
         ballots: tuple[messages.BallotMessage, ...] | None = None,
         selection: tuple[tuple[int, int], ...] | None = None,
     ) -> Block:
-        """The block with another part, and a header whose roots say so."""
+        """The block with other ballots or another selection, and a header with matching roots."""
         changed = replace(
             block,
             ballots=block.ballots if ballots is None else ballots,
@@ -286,17 +299,17 @@ class BadBlock(BlockForger):
         draft = replace(
             self.draft(block, block.ballots), ballots=changed.ballots, updates=changed.updates
         )
-        sealed = draft._block(  # noqa: SLF001  # A forger uses the honest leader's seal.
+        sealed = draft._block(  # noqa: SLF001  # As an honest leader seals it.
             block.header.kind, changed.selection, block.header.model, block.header.radius
         )
         return replace(changed, header=sealed.header)
 
 
 class TwoBlocks(BlockForger):
-    """Z13: one block for half of the others, another for the rest."""
+    """Z13: leads with one block for half of the others, with another for the rest."""
 
     def forge(self, block: Block) -> Block | None:
-        """A second valid block, of fewer ballots."""
+        """A second valid block, with one ballot fewer."""
         second = self.with_ballots(block, block.ballots[1:])
         return None if second is None or second.header.digest == block.header.digest else second
 
@@ -306,15 +319,15 @@ class TwoBlocks(BlockForger):
         return (action,) if forged is None else self.split(action.data, forged, action.urgency)
 
 
-# -------------------------------------------------------------------------------- seeing everything
+# ----------------------------------------------------------------- an attacker who sees all votes
 
 
 class Completion:
-    """Sees all votes and completes quorums that lack only the liars' votes, at one victim.
+    """Completes quorums that lack only the liars' votes, and shows them to one or two victims.
 
-    What honest workers say is enough for anybody to build a bundle of; with B votes of the liars on
-    top, a quorum exists as soon as Q - B honest workers agree, and the attacker decides who learns
-    of it, and when: a victim at once, the others never from it.
+    With the votes of B liars, a quorum exists as soon as Q - B honest workers agree, and anybody
+    can build a bundle of their votes. The attacker decides who learns of it, and when: a victim at
+    once or a little later, the others not from the attacker.
     """
 
     def __init__(self, cluster: Cluster, liars: Sequence[int]) -> None:
@@ -326,7 +339,7 @@ class Completion:
         self._seen: set[bytes] = set()
 
     def __call__(self, source: int, target: int, data: bytes) -> int:
-        """Look at what is sent; it is held back by nothing."""
+        """Look at what is sent, and delay nothing."""
         if data and data[0] == Kind.VOTE and data not in self._seen:
             self._seen.add(data)
             try:
@@ -367,11 +380,47 @@ class Completion:
             cluster.agenda.after(1 + delay, cluster.nodes[victim].receive, (self._liars[0], bundle))
 
 
-# ------------------------------------------------------------------------------------------- names
+# ------------------------------------------------------------------------------ giving behaviours
 
+
+class Several:
+    """Several behaviours at once: each changes what the one before it returns."""
+
+    def __init__(self, parts: Sequence[Liar]) -> None:
+        self._parts = tuple(parts)
+
+    def act(self, node: SimulatedNode, event: Event, actions: Sequence[Action]) -> Sequence[Action]:
+        """What the actions are after all behaviours."""
+        for part in self._parts:
+            actions = part.act(node, event, actions)
+        return actions
+
+    def serve(
+        self, node: SimulatedNode, peer: int, digest: Digest, data: bytes | None
+    ) -> bytes | None:
+        """What the answer is after all behaviours."""
+        for part in self._parts:
+            data = part.serve(node, peer, digest, data)
+        return data
+
+
+MakeLiar: TypeAlias = Callable[[SimulatedNode, Sequence[int]], Liar]
+"""Makes the behaviour of a worker, who knows all liars."""
+
+# Plans are drawn from this table, so its order decides what the liars of a seed do.
 BEHAVIOURS: dict[str, MakeLiar] = {
-    **LEARNING_BEHAVIOURS,
-    **NOISY_BEHAVIOURS,
+    "Z2": TwoUpdates,
+    "Z3": TwoBallots,
+    "Z8": BadPayload,
+    "Z9": Withholder,
+    "Z10": Latecomer,
+    "Z21": Copycat,
+    "Z22": ShortBallots,
+    "poison": Poisoner,
+    "Z1": Silent,
+    "Z5": WrongCredentials,
+    "Z7": Replayer,
+    "Z20": Flooder,
     "Z4": DoubleVoter,
     "Z11": HiddenBlock,
     "Z12": BadBlock,
@@ -380,15 +429,9 @@ BEHAVIOURS: dict[str, MakeLiar] = {
 
 
 def corrupt(cluster: Cluster, liars: Sequence[tuple[int, Sequence[str]]]) -> None:
-    """Give these workers their behaviours, before they start."""
+    """Give workers the behaviours of these names, before they start."""
     everyone = [worker for worker, _ in liars]
     for worker, names in liars:
         node = cluster.nodes[worker]
         parts = [BEHAVIOURS[name](node, everyone) for name in names]
         node.behaviour = parts[0] if len(parts) == 1 else Several(parts)
-
-
-def corrupt_with(cluster: Cluster, liars: Sequence[int], make: MakeLiar) -> None:
-    """Give these workers one behaviour of the caller's making."""
-    for worker in liars:
-        cluster.nodes[worker].behaviour = make(cluster.nodes[worker], liars)

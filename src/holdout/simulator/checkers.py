@@ -1,21 +1,22 @@
 """Invariants, watched from outside: what must hold whatever happens.
 
     I1  agreement           honest workers commit the same block in each round
-    I2  one certificate     of one round, at most one value can have a certificate
-    I3  one soft value      of one period, at most one value can have a soft quorum
+    I2  one certificate     in a round, at most one value can have a certificate
+    I3  one soft value      in a period, at most one value can have a soft quorum
     I4  validity            what is committed is valid by a second, slow check (`checkers_blocks`)
     I5  no equivocation     no honest worker signs two things for one slot, across restarts
     I6  durability          nothing signed leaves before it is durable, nothing committed is lost
     I7  lock                after a certificate no quorum can lead away from its value
     I8  chain               blocks link, seeds recompute
-    I9  bounded             memory stays within its caps
-    I10 one next value      of one period, at most one value can be carried on
+    I9  bounded             memory stays within its limits
+    I10 one next value      from a period, at most one value can be carried on
     L1  progress            after GST all healthy workers commit, and stay together
     L2  usefulness          without network faults and with honest majorities, each round is a step
 
-Votes are counted here by sets of workers, from what honest workers hand to the network. Liars are
-taken to have signed everything: a quorum "can be built" as soon as honest votes and all liars reach
-it, whether or not anybody has built it. That is stricter than waiting for it to happen.
+L1 is checked by `trial`, L2 by tests. Votes are counted here as sets of workers, from what honest
+workers hand to the network. Liars are taken to have signed everything: a quorum "can be built" as
+soon as the honest votes and all liars together reach it, whether or not anybody builds it. That is
+stricter than waiting for it to happen.
 """
 
 from collections.abc import Callable, Sequence
@@ -24,13 +25,13 @@ from dataclasses import dataclass
 from holdout.agreement.blocks import read_block
 from holdout.agreement.events import Commit
 from holdout.agreement.headers import read_header
-from holdout.agreement.messages import BallotMessage, Lead, Message, Update, Vote
+from holdout.agreement.messages import BallotMessage, Bundle, Lead, Message, Update, Vote
 from holdout.agreement.params import Genesis, Mode, Params
 from holdout.agreement.wire import Unverified
 from holdout.errors import InvalidMessage
 from holdout.ids import Digest
 from holdout.simulator.checkers_blocks import Chain
-from holdout.simulator.cluster import Cluster
+from holdout.simulator.cluster import Cluster, Watcher
 from holdout.simulator.nodes import SimulatedNode
 
 SOFT, CERT, LATE, REDO, DOWN = 1, 2, 3, 4, 5
@@ -47,7 +48,7 @@ class Violation:
 
 @dataclass(slots=True)
 class _Tally:
-    """Which values can have a quorum in one period, by kind of step."""
+    """The values that can have a quorum in one period, by kind of step."""
 
     soft: dict[Digest, None]
     cert: dict[Digest, None]
@@ -55,16 +56,16 @@ class _Tally:
     down: bool = False
 
 
-class Checker:
+class Checker(Watcher):
     """Watches the honest workers of a cluster."""
 
-    def __init__(self, genesis: Genesis, *, check_bodies: bool = True) -> None:
+    def __init__(self, genesis: Genesis) -> None:
         self.violations: list[Violation] = []
         self.periods: dict[int, int] = {}
         """The period in which each round was decided."""
         self.stepped: dict[int, bool] = {}
+        """Whether each decided round moved the model."""
         self._genesis = genesis
-        self._check_bodies = check_bodies
         self._cluster: Cluster
         self._chain: Chain
         self._liars: tuple[int, ...] = ()
@@ -78,7 +79,7 @@ class Checker:
         self._events = 0
 
     def attach(self, cluster: Cluster, liars: Sequence[int]) -> None:
-        """Watch this cluster, whose liars are known to us."""
+        """Watch this cluster, in which these workers lie."""
         self._cluster = cluster
         self._chain = Chain(self._genesis, cluster.keys.verifier())
         self._liars = tuple(liars)
@@ -92,14 +93,14 @@ class Checker:
     # -- what honest workers send ----------------------------------------------------------------
 
     def sent(self, node: SimulatedNode, data: bytes) -> None:
-        """Check a message that leaves for the first time."""
+        """Check a message that an honest worker sends for the first time."""
         if data in self._known:
             return
         self._known.add(data)
         try:
             message = self._decode(data).claim
         except InvalidMessage as error:
-            self._broken("I5", f"{node.index} sends what is no message: {error}")
+            self._broken("I5", f"{node.index} sends bytes that are no message: {error}")
             return
         if (
             not isinstance(message, Update | BallotMessage | Lead | Vote)
@@ -128,7 +129,7 @@ class Checker:
             self._reached(number, period, step, vote.value)
 
     def _reached(self, number: int, period: int, step: int, value: Digest) -> None:
-        """A quorum can be built."""
+        """Note that a quorum for this value can be built, and check what follows from it."""
         tally = self._tallies.setdefault((number, period), _Tally({}, {}, {}))
         kind = step if step <= DOWN else LATE + (step - LATE) % 3
         where = f"round {number}, period {period}"
@@ -164,7 +165,7 @@ class Checker:
     # -- what honest workers commit ----------------------------------------------------------------
 
     def committed(self, node: SimulatedNode, commit: Commit) -> None:
-        """Check a decided round."""
+        """Check a round that an honest worker has decided."""
         number = commit.round
         known = self._decided.get(number)
         if known is not None:
@@ -172,29 +173,26 @@ class Checker:
                 self._broken("I1", f"{node.index} commits another block in round {number}")
             return
         self._decided[number] = commit
-        finished = node.disk.finished
-        if len(finished) < number:
+        if len(node.disk.finished) < number:
             self._broken("I6", f"{node.index} commits round {number} before it is durable")
             return
-        header = read_header(finished[number - 1].header)
-        certificate = finished[number - 1].certificate
-        self.periods[number] = certificate.period
+        finished = node.disk.finished[number - 1]
+        header = read_header(finished.header)
+        self.periods[number] = finished.certificate.period
         self.stepped[number] = commit.stepped
-        for fault in self._certificate_faults(number, commit.value, finished[number - 1]):
+        for fault in self._certificate_faults(number, commit.value, finished.certificate):
             self._broken("I2", f"the certificate of round {number}: {fault}")
         for fault in self._chain.header_faults(header):
             self._broken("I8", f"block {number}: {fault}")
-        if self._check_bodies:
-            self._check_body(commit)
+        self._check_body(commit)
         self._chain.headers[number] = header
 
-    def _certificate_faults(self, number: int, value: Digest, finished: object) -> list[str]:
-        certificate = getattr(finished, "certificate")  # noqa: B009  # Both kinds have one.
+    def _certificate_faults(self, number: int, value: Digest, certificate: Bundle) -> list[str]:
         honest = [m.worker for m in certificate.marks if m.worker not in self._liars]
         votes = self._votes.get((number, certificate.period, CERT, value), set())
         faults = []
         if (certificate.round, certificate.value, certificate.step) != (number, value, CERT):
-            faults.append("it is for something else")
+            faults.append("it is for another round, value or step")
         if len({mark.worker for mark in certificate.marks}) < self._genesis.params.quorum:
             faults.append("it has too few votes")
         if not votes.issuperset(honest):
@@ -204,27 +202,26 @@ class Checker:
     def _check_body(self, commit: Commit) -> None:
         data = self._blob(commit.value)
         if data is None:
-            self._broken("I4", f"nobody honest holds the block of round {commit.round}")
+            self._broken("I4", f"no honest worker holds the block of round {commit.round}")
             return
         try:
             block = read_block(data)
         except InvalidMessage as error:
-            self._broken("I4", f"block {commit.round} does not read: {error}")
+            self._broken("I4", f"block {commit.round} cannot be read: {error}")
             return
         if self._blob(commit.model) is None:
-            self._broken("I4", f"nobody honest holds the model of round {commit.round}")
+            self._broken("I4", f"no honest worker holds the model of round {commit.round}")
         for fault in self._chain.body_faults(block, self._seen_blob, self._liars):
             self._broken("I4", f"block {commit.round}: {fault}")
 
     def _seen_blob(self, digest: Digest) -> bytes | None:
-        """A blob that anybody has had: after crashes a model may be left without its payloads."""
+        """A blob that anybody ever had: after crashes the payloads of a model may be gone."""
         found = self._blob(digest)
         return self._cluster.archived(digest) if found is None else found
 
     def _blob(self, digest: Digest) -> bytes | None:
-        """A blob that some honest worker holds, in memory or on its disk."""
-        nodes = self._cluster.nodes
-        for node in nodes:
+        """A blob that some honest worker holds now, in memory or on its disk."""
+        for node in self._cluster.nodes:
             if node.index not in self._liars:
                 found = node.memory.get(digest) if node.up else None
                 if found is None and digest in node.disk.blobs:
@@ -236,10 +233,10 @@ class Checker:
     # -- what they hold ----------------------------------------------------------------------------
 
     def handled(self, node: SimulatedNode) -> None:
-        """Look into the memory of a worker, now and then: so that all are looked into often.
+        """Check the memory of a worker after every n-th event of the cluster.
 
-        Counting what a player holds takes as long as it holds much, so in a large network it is
-        done less often; weighing all that can be reached from it takes far longer still.
+        Counting what a player holds takes longer the more it holds, so it is done less often in a
+        large network. Weighing all that can be reached from it takes far longer, and is rarer.
         """
         self._events += 1
         n = self._genesis.params.workers
@@ -249,11 +246,11 @@ class Checker:
     # -- crashes ----------------------------------------------------------------------------------
 
     def disk_lost(self, node: SimulatedNode) -> None:
-        """From now on nothing durable is asked of it."""
+        """Demand no memory of this worker from now on."""
         self._forgetful.add(node.index)
 
     def restarted(self, node: SimulatedNode) -> None:
-        """After a restart, what it said and committed before must still be there."""
+        """Check that a restarted worker still has what it signed and committed before."""
         if node.behaviour is not None or node.index in self._forgetful:
             return
         decided = len(node.disk.finished)
@@ -267,14 +264,16 @@ class Checker:
     # -- at the end -------------------------------------------------------------------------------
 
     def finish(self) -> None:
-        """What can be said only of a whole run."""
+        """Check what can be judged only at the end of a run."""
         for node in self._cluster.nodes:
-            if node.index in self._liars or node.wrap_learner is not None:
+            if node.index in self._liars:
                 continue
             for why in node.alarms:
                 self._broken("I4", f"{node.index} raises an alarm: {why}")
             if node.halted is not None:
-                self._broken("I4", f"{node.index} halts though few enough lie: {node.halted}")
+                self._broken(
+                    "I4", f"{node.index} halts although at most B workers lie: {node.halted}"
+                )
             if node.up:
                 self._check_memory(node, thoroughly=True)
 
@@ -282,7 +281,9 @@ class Checker:
         params = self._genesis.params
         held, limit = node.player.held(), held_limit(params)
         if held > limit:
-            self._broken("I9", f"{node.index} holds {held} things of others; at most {limit}")
+            self._broken(
+                "I9", f"{node.index} holds {held} things from others; the limit is {limit}"
+            )
         if thoroughly and (held := weigh(node.player)) > (limit := memory_limit(params)):
             self._broken("I9", f"{node.index} holds {held} things; the limit is {limit}")
         blobs = len(node.memory) + len(node.fetcher)
@@ -293,27 +294,28 @@ class Checker:
 # ------------------------------------------------------------------------------------------ memory
 
 WEIGHED_EVERY = 64
-"""One in so many looks into a player is thorough."""
+"""One check of a player's memory in this many is thorough."""
 BLOCKS_MAX = 40
-"""Blocks that a player may hold in a round: those of two periods in which everybody drawn led."""
+"""How many blocks a player may hold in a round: two periods in which all drawn leaders lead."""
 SHARED = ("Genesis", "MemoVerifier", "_SimulatedSigner", "Timing", "Limits", "Tools", "function")
+"""Classes of things that workers share; no player is charged for them."""
 
 
 def memory_limit(params: Params) -> int:
-    """How many things (entries of containers) a player may hold, whatever others send."""
-    # Two versions of each worker's message in each slot of three open periods, once as a vote and
-    # once in a bundle, and the CERT votes of periods that are over: at most about 120 each in runs
-    # with floods. Then blocks, whose ballots name most proposers; draws vary around their means.
+    """How many things (entries of containers) a player may hold, whatever others send it."""
+    # Of each worker, two versions of its message in each slot of three open periods, once as a vote
+    # and once in a bundle, and the CERT votes of past periods: at most about 120 in runs with
+    # floods. Then blocks, whose ballots name most proposers; draws vary around their means.
     p, v = params.proposers, params.voters
     return 500 + 150 * params.workers + BLOCKS_MAX * (3 * p * v // 2 + 8 * (p + v))
 
 
 def held_limit(params: Params) -> int:
-    """How many messages and other things of peers a player may say it holds."""
-    # Of each worker: updates, ballots and evidence (8), payloads in hand and asked for (4), leads
-    # of two periods (5), messages of the coming round (8, and as many while it is between rounds),
-    # lottery outputs (16), an answer (1); and two versions of each vote, alone and in bundles, in
-    # the slots of three open periods and for CERT in 32 past ones.
+    """How many messages and other things from peers a player may count as held (`Player.held`)."""
+    # Of each worker: updates, ballots and evidence (8), payloads in hand and wanted (4), leads of
+    # two periods (5), messages of the coming round (8, and again 8 between rounds), lottery outputs
+    # (16), an answer (1); and two versions of each vote, alone and in bundles, in the slots of
+    # three open periods and for CERT in 32 past ones.
     slots = 3 * (14 if params.mode is Mode.SELF else 5) + 32
     # Then blocks with their jobs and results, models, and certificates that came out of order.
     return (50 + 4 * slots) * params.workers + 3 * BLOCKS_MAX + 64 + 50
@@ -325,7 +327,7 @@ def blob_limit(n: int) -> int:
 
 
 def weigh(thing: object) -> int:
-    """How many entries all containers reachable from here have together."""
+    """How many entries all containers reachable from this object have together."""
     seen: set[int] = set()
     total = 0
     stack = [thing]
@@ -359,7 +361,7 @@ def _fields(item: object) -> list[str]:
 
 
 def _words(message: Update | BallotMessage | Lead | Vote) -> str:
-    kind = type(message).__name__.lower()
+    kind = message.envelope.kind.name.lower()
     period = getattr(message, "period", None)
     where = "" if period is None else f" p{period} step {getattr(message, 'step', 0)}"
     return f"{kind} r{message.round}{where}"

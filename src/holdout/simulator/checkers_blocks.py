@@ -1,8 +1,8 @@
-"""Is a committed block what it should be? A second, slow answer, to compare the core's with.
+"""Is a committed block what it should be? A second, slow answer, to compare with the core's.
 
-Everything here is written down anew from the definitions in `docs/simulation.md`, with plain Python
-numbers, fractions and `hashlib`: the lottery, the seed, the roots, the tally, the next model. It
-shares with the core only the types by which messages are read, and the keys.
+The lottery, the seed, the roots, the tally and the next model are written here a second time, with
+plain Python numbers, fractions and `hashlib`, as plainly as they are defined. Shared with the core
+are only the keys and the types that messages are read into.
 """
 
 import math
@@ -16,7 +16,7 @@ from holdout.agreement.blocks import Block
 from holdout.agreement.headers import Header
 from holdout.agreement.keys import Verifier
 from holdout.agreement.messages import BallotMessage, Evidence, Lead, Update, Vote
-from holdout.agreement.params import Genesis, Mode, RoleDraw, TallyRule
+from holdout.agreement.params import Genesis, Mode, Params, RoleDraw, TallyRule
 from holdout.agreement.wire import open_envelope
 from holdout.ids import Digest
 
@@ -25,23 +25,23 @@ STEP, NOOP = 2, 1
 
 
 def text(value: str) -> bytes:
-    """Length and letters."""
+    """A string as it is hashed: its length, then its letters."""
     return struct.pack(">I", len(value)) + value.encode()
 
 
 def sized(value: bytes) -> bytes:
-    """Length and bytes."""
+    """Bytes as they are hashed: their length, then themselves."""
     return struct.pack(">I", len(value)) + value
 
 
 def hashed(tag: str, *fields: bytes) -> bytes:
-    """H(tag, fields)."""
+    """The hash H(tag, fields)."""
     return sha256(text(tag) + b"".join(fields)).digest()
 
 
 @dataclass(slots=True)
 class Chain:
-    """The decided rounds, as far as the checker has seen them."""
+    """The rounds that the checker has seen decided."""
 
     genesis: Genesis
     verifier: Verifier
@@ -53,7 +53,7 @@ class Chain:
     # -- the lottery ----------------------------------------------------------------------------
 
     def seed(self, number: int) -> bytes | None:
-        """Q of a round; None: not decided yet."""
+        """The seed Q of a round; None if the round is not decided yet."""
         if number <= 0:
             which = 0 if number == 0 else 1
             return hashed("seed-genesis", sized(self.genesis.chain), bytes([which]))
@@ -61,7 +61,7 @@ class Chain:
         return None if header is None else header.seed
 
     def drawn(self, number: int, role: str, worker: int, period: int = 0, step: int = 0) -> bool:
-        """Whether a worker holds a role (P, V, L or C)."""
+        """Whether a worker was drawn for a role (P, V, L or C)."""
         key = (number, role, worker, period, step)
         known = self._drawn.get(key)
         if known is None:
@@ -94,7 +94,7 @@ class Chain:
 
     def _output(self, number: int, role: str, worker: int, period: int, step: int) -> bytes:
         seed = self.seed(number - self.genesis.params.lookback)
-        assert seed is not None  # noqa: S101  # Nobody speaks in a round whose lottery is unknown.
+        assert seed is not None  # noqa: S101  # Nobody can speak in a round before its seed is known.
         alpha = b"".join(
             [
                 text("sortition"),
@@ -126,7 +126,7 @@ class Chain:
     # -- a block ----------------------------------------------------------------------------------
 
     def header_faults(self, header: Header) -> list[str]:
-        """What is wrong with the next header by itself: links and seed (I8)."""
+        """What is wrong with the next header: links, seed, leader (I8)."""
         faults = []
         number, params = header.round, self.genesis.params
         before = self.headers.get(number - 1)
@@ -134,13 +134,13 @@ class Chain:
         if number != 1 and before is None:
             faults.append(f"round {number} is decided before round {number - 1}")
         if header.previous != previous:
-            faults.append("it does not follow the block before")
+            faults.append("it does not follow the previous block")
         if header.chain != self.genesis.chain:
-            faults.append("it is of another network")
+            faults.append("it belongs to another network")
         model = params.model_first if before is None else before.model
         steps = 0 if before is None else before.steps
         if header.model_previous != model or header.steps != steps + (header.kind == STEP):
-            faults.append("it does not go on from the model before")
+            faults.append("it does not continue from the previous model")
         if header.seed != self._next_seed(header):
             faults.append("its seed is wrong")
         if not self.drawn(number, "L", header.leader, header.original_period):
@@ -177,7 +177,7 @@ class Chain:
     def body_faults(
         self, block: Block, blobs: Callable[[Digest], bytes | None], liars: Sequence[int]
     ) -> list[str]:
-        """What is wrong with a block's body, tally and model (I4)."""
+        """What is wrong with a block's messages, tally and model (I4)."""
         header = block.header
         before = self.headers.get(header.round - 1)
         radius = self.genesis.params.radius_first if before is None else before.radius
@@ -188,7 +188,7 @@ class Chain:
             header.selection_root,
             header.evidence_root,
         ):
-            faults.append("its roots are not those of the body")
+            faults.append("its roots do not match its body")
         return faults or self._outcome_faults(block, blobs, liars, radius)
 
     def _message_faults(self, block: Block) -> list[str]:
@@ -197,7 +197,7 @@ class Chain:
         for role, messages in (("P", block.updates), ("V", block.ballots)):
             workers = [message.worker for message in messages]
             if workers != sorted(set(workers)):
-                faults.append(f"its messages of role {role} are not in order, each once")
+                faults.append(f"its messages of role {role} are not sorted by worker, one for each")
             for message in messages:
                 envelope = message.envelope
                 key = self.genesis.roster[message.worker].signing
@@ -206,7 +206,7 @@ class Chain:
                     number,
                     model,
                 ):
-                    faults.append(f"the message of {message.worker} is of another round")
+                    faults.append(f"the message of {message.worker} belongs to another round")
                 if not self.verifier.signature(key, envelope.signed, envelope.signature):
                     faults.append(f"the message of {message.worker} is forged")
                 if envelope.proof or not self.drawn(number, role, message.worker):
@@ -263,12 +263,14 @@ class Chain:
                 update = updates[proposer]
                 payload = blobs(update.payload)
                 if payload is None and update.size == params.payload_bytes:
-                    return [f"nobody honest holds the payload of {proposer}, which passed"]
-                if payload is not None and payload_is_valid(payload, params.dimension, params):
+                    return [
+                        f"no honest worker holds the payload of {proposer}, which passed the tally"
+                    ]
+                if payload is not None and payload_is_valid(payload, params):
                     chosen.setdefault(update.payload, (proposer, approvals, payload))
         model = blobs(header.model_previous)
         if model is None:
-            return ["nobody honest holds the model that it goes on from"]
+            return ["no honest worker holds the model that it continues from"]
         wanted = sorted(chosen.values())
         result = (
             next_model(model, [p for _, _, p in wanted], radius, params.rate(header.steps))
@@ -287,7 +289,7 @@ class Chain:
             )
         faults = []
         if outcome != (int(header.kind), block.selection, header.model, header.radius):
-            faults.append("its outcome is not what its body gives")
+            faults.append("its outcome does not follow from its body")
         if sum(voter in liars for voter in ballots) <= params.byzantine_voters_max:
             faults += [
                 f"no honest voter approved the update of {proposer}"
@@ -311,9 +313,9 @@ def passing_updates(
     *,
     f: Fraction,
     floor: int,
-    completion: bool = True,
+    completion: bool,
 ) -> list[tuple[int, int]]:
-    """The updates with enough approvals, real and completed: (proposer, approvals)."""
+    """(proposer, approvals) of each update with enough approvals, completed ones included."""
     full = math.ceil((1 - f) * len(updates))
     found = []
     for update in updates:
@@ -327,13 +329,12 @@ def passing_updates(
     return found
 
 
-def payload_is_valid(payload: bytes, dimension: int, params: object) -> bool:
-    """Right length, finite, small enough, canonical."""
-    if len(payload) != 4 * dimension:
+def payload_is_valid(payload: bytes, params: Params) -> bool:
+    """Whether a payload has the right length and finite, small enough, canonical coordinates."""
+    if len(payload) != 4 * params.dimension:
         return False
-    largest = float(getattr(params, "coordinate_max"))  # noqa: B009  # Any object with a bound.
     for (value,) in struct.iter_unpack("<f", payload):
-        if not math.isfinite(value) or abs(value) > largest:
+        if not math.isfinite(value) or abs(value) > params.coordinate_max:
             return False
         if (value == 0 and math.copysign(1, value) < 0) or 0 < abs(value) < 2**-126:
             return False
@@ -343,7 +344,7 @@ def payload_is_valid(payload: bytes, dimension: int, params: object) -> bool:
 def next_model(
     model: bytes, payloads: Sequence[bytes], radius: float, rate: float
 ) -> tuple[bytes, float] | None:
-    """The step along the mean of the payloads, each no longer than the radius; None: no step."""
+    """The step along the mean of the payloads, each clipped to the radius; None: no step."""
     vectors = [[value for (value,) in struct.iter_unpack("<f", payload)] for payload in payloads]
     norms = [tree_norm(vector) for vector in vectors]
     total = [0.0] * len(vectors[0])
@@ -365,7 +366,7 @@ def next_model(
 
 
 def tree_norm(vector: Sequence[float]) -> float:
-    """The norm, summed as a tree over a power of two of places."""
+    """The norm; squares are padded to a power of two and summed as a tree."""
     squares = [value * value for value in vector]
     while len(squares) & (len(squares) - 1):
         squares.append(0.0)
@@ -376,18 +377,18 @@ def tree_norm(vector: Sequence[float]) -> float:
 
 
 def model_digest(shapes: Sequence[Sequence[int]], data: bytes) -> bytes:
-    """The name of a model."""
+    """The digest by which a model is named."""
     table = _listed([_listed([struct.pack(">I", side) for side in shape]) for shape in shapes])
     return hashed("model", table, sized(data))
 
 
 def header_digest(header: Header) -> bytes:
-    """The name of a block."""
+    """The digest by which a block is named."""
     return hashed("block", sized(header.encode()))
 
 
 def body_roots(block: Block) -> tuple[bytes, ...]:
-    """The four roots of a body."""
+    """The four roots that a header must have for this body."""
     parts: Mapping[str, list[bytes]] = {
         "updates": [update.envelope.encode() for update in block.updates],
         "ballots": [ballot.envelope.encode() for ballot in block.ballots],

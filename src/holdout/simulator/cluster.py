@@ -1,15 +1,14 @@
 """Many players on one simulated network, in one thread and virtual time.
 
-What all of them would compute alike is computed once: decoding, verification, the check of a
-block's body, the next model. Nothing else is shared; each worker has its own player, memory, disk
-and clock.
+What every worker would compute with the same result is computed once and shared: decoding,
+verification, the check of a block's body, the next model. Nothing else is: each worker has its own
+player, memory, disk and clock.
 """
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from functools import lru_cache
-from typing import Protocol
+from functools import lru_cache, partial
 
 from holdout.agreement import aggregate, safety, sizing, wire
 from holdout.agreement.blocks import Block, Draft, Tip, inspect, read_block
@@ -20,11 +19,8 @@ from holdout.agreement.messages import Bundle, Message, Vote
 from holdout.agreement.params import (
     MILLISECOND,
     Genesis,
-    Limits,
     Mode,
     Params,
-    RoleDraw,
-    TallyRule,
     Timing,
 )
 from holdout.agreement.player import Player
@@ -33,7 +29,6 @@ from holdout.agreement.validation import Tools
 from holdout.errors import InvalidMessage
 from holdout.ids import Digest
 from holdout.seeds import stream
-from holdout.simulator.disk import Disk
 from holdout.simulator.network import (
     BYTES_PER_MICROSECOND,
     CALM,
@@ -44,54 +39,31 @@ from holdout.simulator.network import (
     Weather,
 )
 from holdout.simulator.nodes import SimulatedNode
-from holdout.simulator.toy_learners import VALLEY_DIMENSION, LearnerFactory, Valleys, valley_start
+from holdout.simulator.storage import Disk
+from holdout.simulator.toy_learners import DIMENSION, FIRST_MODEL, MakeLearner, ToyLearner
 from holdout.simulator.trace import Trace
 
 REMEMBERED = 1 << 16
-"""Messages whose decoded form is kept."""
+"""How many messages are kept in decoded form."""
 
 
-class Watcher(Protocol):
-    """Somebody who sees what honest workers do, from outside."""
-
-    def sent(self, node: SimulatedNode, data: bytes) -> None:
-        """It hands a message to the network."""
-        ...
-
-    def handled(self, node: SimulatedNode) -> None:
-        """Its player was told something, and what it asked for is done."""
-        ...
-
-    def committed(self, node: SimulatedNode, commit: Commit) -> None:
-        """It tells its learner that a round is decided."""
-        ...
-
-    def restarted(self, node: SimulatedNode) -> None:
-        """It runs again, and has read its disk."""
-        ...
-
-    def disk_lost(self, node: SimulatedNode) -> None:
-        """Its disk is gone."""
-        ...
-
-
-class Nobody:
-    """Does not look."""
+class Watcher:
+    """Told what honest workers do, from outside. This one ignores it; others override."""
 
     def sent(self, node: SimulatedNode, data: bytes) -> None:
-        """Nothing."""
+        """A worker hands a message to the network."""
 
     def handled(self, node: SimulatedNode) -> None:
-        """Nothing."""
+        """A worker's player was told something, and what it asked for is done."""
 
     def committed(self, node: SimulatedNode, commit: Commit) -> None:
-        """Nothing."""
+        """A worker tells its learner that a round is decided."""
 
     def restarted(self, node: SimulatedNode) -> None:
-        """Nothing."""
+        """A worker runs again, and has read its disk."""
 
     def disk_lost(self, node: SimulatedNode) -> None:
-        """Nothing."""
+        """A worker's disk is gone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +75,7 @@ class Durations:
     combine: int = 20 * MILLISECOND
 
     def of(self, job: Job) -> int:
-        """Of this job."""
+        """How long this job takes."""
         match job:
             case Propose():
                 return self.propose
@@ -124,10 +96,9 @@ def usual_sizes(
     *,
     proposers: int | None = None,
     voters: int | None = None,
-    role_draw: RoleDraw = RoleDraw.SELF,
 ) -> NetworkSizes:
-    """The sizes of a synthetic run: as `sizing` says, or fewer proposers and voters."""
-    sizes = sizing.sizes(n=n, f=f, mode=mode, role_draw=role_draw)
+    """The sizes of a run with toy learners: those of `sizing`, unless other numbers are given."""
+    sizes = sizing.sizes(n=n, f=f, mode=mode)
     if proposers is not None:
         sizes = replace(sizes, proposers=proposers)
     if voters is not None:
@@ -144,12 +115,10 @@ def usual_params(
     *,
     proposers: int | None = None,
     voters: int | None = None,
-    role_draw: RoleDraw = RoleDraw.SELF,
-    tally: TallyRule = TallyRule.COMPLETION,
 ) -> Params:
-    """The constants of a synthetic run: those sizes, and a tiny model."""
-    sizes = usual_sizes(n, f, mode, proposers=proposers, voters=voters, role_draw=role_draw)
-    shapes = ((VALLEY_DIMENSION,),)
+    """The constants of a run with toy learners: the usual sizes, and a tiny model."""
+    sizes = usual_sizes(n, f, mode, proposers=proposers, voters=voters)
+    shapes = ((DIMENSION,),)
     return Params(
         workers=n,
         f=f,
@@ -159,19 +128,17 @@ def usual_params(
         leaders=sizes.leaders,
         ballots_min=sizes.voters.ballots_min,
         byzantine_voters_max=sizes.voters.byzantine_max,
-        dimension=VALLEY_DIMENSION,
-        model_first=aggregate.model_digest(shapes, valley_start()),
+        dimension=DIMENSION,
+        model_first=aggregate.model_digest(shapes, FIRST_MODEL),
         rates=(0.5, 0.25),
         mode=mode,
         committee=0 if mode is Mode.ALL else sizes.committee.size,
-        role_draw=role_draw,
         shapes=shapes,
-        tally=tally,
     )
 
 
 def found(params: Params, keys: SimulatedKeys, seed: int) -> Genesis:
-    """A network of these workers; the run's nonce and the beacon come from the seed."""
+    """The genesis of a network of these workers; its nonce and beacon come from the seed."""
     params.check()
     words = stream(seed, "genesis")
     roster = tuple(keys.signer(worker).public for worker in range(params.workers))
@@ -186,20 +153,19 @@ class Cluster:
     """Workers, their network and their clock.
 
     Attributes:
-        steps: Events that players have handled.
-        combined: Models that were computed: everybody gets the same, so once is enough.
+        steps: How many events players have handled.
+        combined: The models computed so far; every worker gets the same, so once is enough.
     """
 
-    def __init__(  # Its parts.
+    def __init__(
         self,
         genesis: Genesis,
         keys: SimulatedKeys,
         seed: int,
         *,
-        learners: LearnerFactory | None = None,
+        learners: MakeLearner | None = None,
         first_model: bytes | None = None,
         timing: Timing | None = None,
-        limits: Limits | None = None,
         weather: Weather = CALM,
         durations: Durations | None = None,
         watcher: Watcher | None = None,
@@ -208,12 +174,11 @@ class Cluster:
         self.genesis = genesis
         self.keys = keys
         self.seed = seed
-        self.learners = learners or Valleys(seed)
-        self.first_model = first_model or valley_start()
+        self.learners = learners or partial(ToyLearner, seed)
+        self.first_model = first_model or FIRST_MODEL
         self.timing = timing or Timing()
-        self.limits = limits or Limits()
-        self._durations = durations or Durations()
-        self.watcher = watcher or Nobody()
+        self.durations = durations or Durations()
+        self.watcher = watcher or Watcher()
         self.trace = trace
         self.agenda = Agenda()
         self.network = SimulatedNetwork(
@@ -234,14 +199,13 @@ class Cluster:
     # -- what nodes ask ------------------------------------------------------------------------
 
     def make_player(self, worker: int, disk: Disk) -> Player:
-        """A player that goes on from this disk."""
+        """A player that continues from this disk."""
         return Player(
             self.genesis,
             worker,
             self.keys.signer(worker),
             self.keys.verifier(),
             timing=self.timing,
-            limits=self.limits,
             decode=self.decode,
             safety=disk.safety,
             finished=tuple(disk.finished),
@@ -249,7 +213,7 @@ class Cluster:
         )
 
     def decode(self, data: bytes) -> wire.Unverified[Message]:
-        """As `wire.decode`, once for each bytes."""
+        """As `wire.decode`, with the result remembered."""
         known = self._decoded.get(data)
         if known is None:
             try:
@@ -262,24 +226,20 @@ class Cluster:
         return known
 
     def label(self, data: bytes) -> Label:
-        """What kind of message this is, and of which step: for holds."""
+        """The kind of a message and its step, by which a `Cut` picks messages."""
         try:
             claim = self.decode(data).claim
         except InvalidMessage:
             return (0, 0)
         return (data[0], claim.step if isinstance(claim, Vote | Bundle) else 0)
 
-    def duration(self, job: Job) -> int:
-        """How long this job takes."""
-        return self._durations.of(job)
-
     def blob_matches(self, kind: BlobKind, digest: Digest, data: bytes, number: int) -> bool:
-        """Whether these bytes are that blob; the same bytes object is checked once."""
+        """Whether these bytes are that blob; a bytes object that passed is not checked again."""
         known = self._archive.get(digest)
         if known is not None and known[0] is data:
             return True
         if kind is BlobKind.BLOCK:
-            # Through the tools, so that whoever reads it next finds it read.
+            # Through the tools, which remember the block for whoever reads it next.
             try:
                 matches = self._tools.read_block(data).header.digest == digest
             except InvalidMessage:
@@ -291,17 +251,17 @@ class Cluster:
         return matches
 
     def archive(self, digest: Digest, data: bytes, number: int) -> None:
-        """Somebody has had this blob, in this round."""
+        """Remember a blob that some worker had in this round."""
         self._archive[digest] = (data, number)
 
     def archived(self, digest: Digest) -> bytes | None:
-        """A blob that somebody has had in one of the last rounds."""
+        """A blob that some worker had in one of the last rounds."""
         known = self._archive.get(digest)
         return None if known is None else known[0]
 
     def forget(self, before_round: int) -> None:
-        """A worker is past that round."""
-        # The slowest may be further behind; then its blobs are checked once more.
+        """Forget blobs of old rounds: some worker needs nothing from before this one."""
+        # The slowest worker may be further behind; its blobs are then checked again.
         if before_round <= self._oldest + 4:
             return
         self._oldest = before_round - 2
@@ -310,7 +270,7 @@ class Cluster:
         self.combined.clear()
 
     def payload_valid(self, digest: Digest, data: bytes) -> bool:
-        """Whether a payload of this digest is a valid gradient."""
+        """Whether the payload of this digest is a valid gradient."""
         known = self._valid.get(digest)
         if known is None:
             known = aggregate.payload_fault(data, self.genesis.params) is None
@@ -318,16 +278,16 @@ class Cluster:
         return known
 
     def note(self, worker: int, text: str) -> None:
-        """For the trace."""
+        """Add a line to the trace, if there is one; worker -1: about nobody in particular."""
         if self.trace is not None:
             self.trace.note(self.agenda.now, worker, text)
 
     # -- running -------------------------------------------------------------------------------
 
-    def start(self, workers: Iterable[int] | None = None) -> None:
-        """Start everybody, or these."""
-        for worker in range(len(self.nodes)) if workers is None else workers:
-            self.nodes[worker].start()
+    def start(self) -> None:
+        """Start all workers."""
+        for node in self.nodes:
+            node.start()
 
     def run(
         self,
@@ -336,10 +296,10 @@ class Cluster:
         done: Callable[["Cluster"], bool] | None = None,
         steps_max: int = 1 << 62,
     ) -> bool:
-        """Let time pass up to `until`, or until it is done (asked whenever a player acted).
+        """Let time pass up to `until`, or until `done` says so (asked whenever a player acted).
 
         Returns:
-            Whether it was done; False where time, steps or events ran out.
+            Whether `done` said so; False if time, steps or events ran out first.
         """
         agenda, last = self.agenda, -1
         while True:
@@ -351,19 +311,19 @@ class Cluster:
                 return False
 
     def honest(self) -> list[SimulatedNode]:
-        """The workers that do as they should."""
+        """The workers without a Byzantine behaviour."""
         return [node for node in self.nodes if node.behaviour is None]
 
     def all_committed(self, round_number: int, workers: Iterable[int] | None = None) -> bool:
-        """Whether these workers (or all honest ones) have decided the round, for good."""
-        # Asked after every event, so without a list of whom it is about.
+        """Whether these workers (by default all honest ones) have the round durably decided."""
+        # Asked after every event, so no list of the honest workers is made.
         if workers is None:
             return not any(n.decided < round_number and n.behaviour is None for n in self.nodes)
         return all(self.nodes[worker].decided >= round_number for worker in workers)
 
 
 def remembering_tools() -> Tools:
-    """Functions on blocks that are asked the same by everybody, and answer from memory."""
+    """Reading and checking of blocks, with memory: every worker asks the same."""
     blocks = Memo[bytes, "Block | InvalidMessage"](1 << 12)
     drafts = Memo[tuple[Digest, Digest, Digest], "tuple[Block, Draft | str]"](1 << 12)
 
@@ -382,7 +342,7 @@ def remembering_tools() -> Tools:
     def check(
         block: Block, tip: Tip, genesis: Genesis, draws: Draws, verifier: Verifier
     ) -> Draft | str:
-        # A header's digest fixes the body by its roots; the tip by its model and block before.
+        # The header's digest fixes the body by its roots; previous block and model fix the tip.
         key = (block.header.digest, tip.previous, tip.model)
         known = drafts.get(key)
         if known is None or known[0] != block:

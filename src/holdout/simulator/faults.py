@@ -1,10 +1,10 @@
-"""What goes wrong in a run, drawn from its seed.
+"""The plan of what goes wrong in a run, drawn from its seed.
 
-Each run switches on a random subset of the faults with random rates ("swarm"): where everything
-always fails a little, some combinations never happen. There are two types of runs, because one
-hides the bugs of the other. In a *safety* run faults go on to the end and nothing is asked but that
-no invariant breaks. In a *liveness* run they end at a time that nobody knows (GST), except for the
-workers that stay faulty for good, and from then on the healthy workers must get somewhere.
+Each run switches on a random subset of the faults at random rates ("swarm testing"): if everything
+always failed a little, some combinations would never happen. There are two types of runs, because
+each finds bugs that the other hides. In a *safety* run faults last to the end, and the only demand
+is that no invariant breaks. In a *liveness* run they end at a time that the workers do not know
+(GST), except that faulty workers stay faulty; from then on the healthy ones must make progress.
 """
 
 from collections.abc import Iterable
@@ -27,49 +27,51 @@ from holdout.simulator.network import (
 )
 
 PARTS = 1 << 20
+"""Probabilities are drawn in steps of one in this many."""
 FEW = 2
+"""So few kinds of faults are always switched on."""
 
 
 class FaultKind(StrEnum):
-    """Kinds of trouble that a run may have."""
+    """Kinds of faults that a run may have, by their names in `--faults`."""
 
     DELAY = "delay"
-    """Spikes, up to longer than all timeouts."""
+    """Slow links, jitter, and spikes that can be longer than all timeouts."""
     LOSS = "loss"
     DUPLICATION = "duplication"
     CUTS = "cuts"
-    """One-way: a hears b, b does not hear a."""
+    """One-way cuts: a hears b, but b does not hear a."""
     PARTITIONS = "partitions"
     CRASHES = "crashes"
-    """At every persistence point, and in between; restarted with the disk."""
+    """At a write or at any time; the worker restarts with its disk."""
     DISK_LOSS = "disk-loss"
-    """Restarted without it."""
+    """A crash, and a restart without the disk."""
     DEATH = "death"
-    """Crashed for good; counts as Byzantine."""
+    """A crash for good; the worker counts as Byzantine."""
     DRIFT = "drift"
     """Clocks run at different speeds."""
     SLOW = "slow"
     """Jobs take many times as long."""
     HOLDS = "holds"
-    """All messages of one step to one worker are held back for long."""
+    """All votes and bundles of one step to some workers are held back for long."""
     COMPLETION = "completion"
-    """Liars complete quorums that lack only them, at one victim."""
+    """Liars complete quorums that lack only their votes, and show them to a victim."""
     LIARS = "liars"
-    """Byzantine workers behave as `adversaries.BEHAVIOURS` say; without it they are honest."""
+    """Byzantine workers lie as `adversaries_agreement.BEHAVIOURS` says; else they are honest."""
 
 
 ALL_FAULTS = tuple(FaultKind)
 
 
 class RunType(StrEnum):
-    """What a run is to show."""
+    """What a run tests."""
 
     SAFETY = "safety"
     LIVENESS = "liveness"
 
 
 class Point(Enum):
-    """Where a crash happens, relative to a write."""
+    """When a crash happens, relative to a write."""
 
     BEFORE = "before the write"
     UNSYNCED = "written, not synced"
@@ -79,11 +81,11 @@ class Point(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Crash:
-    """A planned crash: at a time, or at a worker's so-many-th write."""
+    """A planned crash, at a time or at the write of this number."""
 
     worker: int
     down: int
-    """Microseconds until it is started again."""
+    """Microseconds until the worker restarts."""
     at: int | None = None
     write: int | None = None
     point: Point = Point.BEFORE
@@ -91,7 +93,7 @@ class Crash:
     for_good: bool = False
 
     def describe(self) -> str:
-        """In words."""
+        """The crash in words, for a trace."""
         when = f"at its write {self.write}, {self.point.value}"
         if self.at is not None:
             when = f"after {_seconds(self.at)}"
@@ -112,20 +114,21 @@ class FaultPlan:
     weather: Weather = CALM
     cuts: tuple[Cut, ...] = ()
     lasting: tuple[Cut, ...] = ()
-    """Cuts that stay after GST; they concern only workers that are faulty anyway."""
+    """Cuts that stay after GST; each cuts off a worker that is faulty anyway."""
     crashes: tuple[Crash, ...] = ()
     rates: tuple[int, ...] = ()
-    """Of clocks, in millionths."""
+    """How much too fast each worker's clock runs, in millionths."""
     slowness: tuple[int, ...] = ()
+    """How many times longer each worker's jobs take."""
     liars: tuple[tuple[int, tuple[str, ...]], ...] = ()
     """Byzantine workers and their behaviours."""
     completion: bool = False
     dead: tuple[int, ...] = ()
-    """Workers that stay down, or lose their disk: they count towards B too."""
+    """Workers that stay down or lose their disk; like liars, they count towards B."""
 
     @property
     def faulty(self) -> tuple[int, ...]:
-        """Everybody of whom nothing is asked."""
+        """Liars and dead workers: those of whom no progress is demanded."""
         return tuple(sorted({*(worker for worker, _ in self.liars), *self.dead}))
 
     def describe(self) -> list[str]:
@@ -170,8 +173,8 @@ def read_faults(
         elif name in list(FaultKind):
             faults[FaultKind(name)] = None
         elif name != "none":
-            there = ", ".join(["all", "none", *FaultKind, *known])
-            raise UserError(f"there is no fault {name!r}; there are {there}")
+            names = ", ".join(["all", "none", *FaultKind, *known])
+            raise UserError(f"there is no fault {name!r}; choose from {names}")
     return tuple(faults), tuple(named)
 
 
@@ -186,14 +189,14 @@ def draw_plan(
 ) -> FaultPlan:
     """The plan of a run; the same seed gives the same plan."""
     words = stream(seed, "faults", run_type)
-    # Every kind is drawn, whether allowed or not: leaving one out does not move the others.
+    # Every kind is drawn, allowed or not, so that leaving one out does not change the others.
     lucky = {fault: words.below(2) == 1 for fault in FaultKind}
     allowed = tuple(faults)
     on = {fault: fault in allowed and lucky[fault] for fault in FaultKind}
-    # With one or two kinds allowed, coins would waste most of the runs.
+    # With one or two kinds allowed, leaving them to chance would waste most runs.
     if len(allowed) <= FEW:
         on = {fault: fault in allowed for fault in FaultKind}
-    # Liars are the point of it all: if they are allowed they are there, mostly as many as may be.
+    # Liars are the point of it all: if allowed they are there, mostly as many as there may be.
     liar_count = byzantine if words.below(4) else words.below(byzantine + 1)
     gst = words.below(12 * SECOND) + SECOND
     order = words.sample(range(n), n)
@@ -221,7 +224,7 @@ def draw_plan(
 
 @dataclass(frozen=True, slots=True)
 class _Drawing:
-    """One stream for each part, so that parts do not move each other."""
+    """Draws the parts of a plan, each from its own stream: no part changes another."""
 
     seed: int
     n: int
@@ -278,7 +281,7 @@ class _Drawing:
         return start, start + words.below(10 * SECOND) + 100 * MILLISECOND
 
     def lasting(self, faulty: list[int]) -> tuple[Cut, ...]:
-        """A faulty worker hears or is heard by only some, for ever."""
+        """Each faulty worker is cut off from some others in one direction, for ever."""
         words = self._words("lasting")
         found = []
         for worker in faulty:
@@ -337,7 +340,7 @@ class _Drawing:
 
 
 def labels_of(step: Step) -> frozenset[Label]:
-    """Votes and bundles of one step."""
+    """The labels of the votes and bundles of one step."""
     return frozenset({(int(Kind.VOTE), int(step)), (int(Kind.BUNDLE), int(step))})
 
 

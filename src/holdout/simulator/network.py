@@ -1,11 +1,11 @@
 """A network in virtual time: one queue, one generator, every fault decided by the seed.
 
-Nothing here waits. `Agenda` holds what will happen, ordered by (time, order of arrival), and time
-jumps from one entry to the next. `SimulatedNetwork` decides when a message arrives, if it does:
-each link has its own delay, and the `Weather` adds jitter, spikes, loss and copies (messages
-overtake each other by jitter alone). `Cut`s stop or hold back what passes between two groups: one
-of them is a one-way cut, two are a partition, and one that looks at the kind of message is an
-adversary's hold.
+Nothing here waits. The `Agenda` is the queue of things to come, ordered by time and then by when
+they were planned; time jumps from one entry to the next. `SimulatedNetwork` decides when a message
+arrives, if at all. Each link has its own delay; the `Weather` adds jitter (enough for messages to
+overtake each other), spikes, loss and copies. A `Cut` stops or holds back what passes from one
+group of workers to another: a single one is a one-way cut, a pair is a partition, and one that
+picks messages by their kind is a hold, as an adversary in the network would do it.
 """
 
 import heapq
@@ -21,18 +21,18 @@ from holdout.seeds import stream
 FOREVER = 1 << 62
 SECOND = 1_000 * MILLISECOND
 RELAY_ALL_MAX = 8
-"""Up to so many workers a message is passed on to everybody."""
+"""In networks of up to this many workers, a message is relayed to everybody."""
 RELAY_PEERS = 2
-"""In larger networks, to so many: everybody was sent it by its author already."""
+"""In larger ones, to this many: its author has sent it to everybody already."""
 BYTES_PER_MICROSECOND = 12
-"""About 100 Mbit/s, for blobs; small messages take no time of their own."""
+"""About 100 Mbit/s, for blobs; small messages take no transfer time."""
 
 Label: TypeAlias = tuple[int, int]
-"""What a hold looks at: (kind of message, step), step 0 where there is none."""
+"""By which a cut picks messages: (kind of message, step), step 0 where there is none."""
 
 
 class Agenda:
-    """What will happen, in order; `now` is the virtual time in microseconds."""
+    """The queue of things to come; `now` is the virtual time in microseconds."""
 
     __slots__ = ("_heap", "_order", "now")
 
@@ -42,44 +42,41 @@ class Agenda:
         self._order = 0
 
     def at(self, time: int, do: Callable[[Any], None], what: Any) -> None:
-        """Call `do(what)` at this time, or now if that is past."""
+        """Call `do(what)` at this time, or now if it is past."""
         self._order += 1
         heapq.heappush(self._heap, (max(time, self.now), self._order, do, what))
 
     def after(self, delay: int, do: Callable[[Any], None], what: Any) -> None:
-        """Call `do(what)` so much later."""
+        """Call `do(what)` after this delay."""
         self._order += 1
         heapq.heappush(self._heap, (self.now + delay, self._order, do, what))
 
     def step(self, until: int = FOREVER) -> bool:
-        """Let the next thing happen; False if there is none up to `until`."""
+        """Let the next thing happen; False if nothing is planned up to `until`."""
         if not self._heap or self._heap[0][0] > until:
             return False
         self.now, _, do, what = heapq.heappop(self._heap)
         do(what)
         return True
 
-    def __len__(self) -> int:
-        return len(self._heap)
-
 
 @dataclass(frozen=True, slots=True)
 class Weather:
-    """How links treat messages; times in microseconds, the rest are probabilities."""
+    """How well links carry messages; times in microseconds, the rest are probabilities."""
 
     delay_min: int = 5 * MILLISECOND
     delay_max: int = 50 * MILLISECOND
-    """Each link has a delay of its own between these two."""
+    """Each link has a fixed delay between these two."""
     jitter: int = 20 * MILLISECOND
-    """Up to so much more for each message: what makes messages overtake each other."""
+    """Up to this much more for each message, which makes messages overtake each other."""
     loss: float = 0.0
     copies: float = 0.0
     spikes: float = 0.0
     spike_max: int = 0
-    """A spike delays one message by up to this, longer than any timeout if so chosen."""
+    """A spike delays one message by up to this; it may be longer than any timeout."""
 
     def describe(self) -> str:
-        """In words."""
+        """The weather in words, for a trace."""
         low, high, jitter = (
             t // MILLISECOND for t in (self.delay_min, self.delay_max, self.jitter)
         )
@@ -98,19 +95,19 @@ CALM = Weather()
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """For some time, messages from `sources` to `targets` (bit masks) do not pass."""
+    """For some time, messages from `sources` to `targets` (bit masks of workers) do not pass."""
 
     sources: int
     targets: int
     start: int = 0
     end: int = FOREVER
     held: bool = False
-    """Whether they arrive when it ends, or never."""
+    """Whether they arrive when the cut ends; otherwise they are lost."""
     only: frozenset[Label] | None = None
-    """Concerns only these kinds of messages; None: all, and blobs too."""
+    """Only messages with these labels are stopped; None: all messages, and blobs too."""
 
     def describe(self) -> str:
-        """In words."""
+        """The cut in words, for a trace."""
         what = "everything" if self.only is None else ", ".join(map(_label_text, sorted(self.only)))
         end = "the end" if self.end >= FOREVER else f"{self.end / SECOND:.3f} s"
         how = "held back" if self.held else "lost"
@@ -131,7 +128,7 @@ def _group_text(bits: int) -> str:
 
 
 def mask(workers: Iterable[int]) -> int:
-    """A group of workers as bits."""
+    """A group of workers as a bit mask."""
     bits = 0
     for worker in workers:
         bits |= 1 << worker
@@ -141,7 +138,7 @@ def mask(workers: Iterable[int]) -> int:
 def partition(
     group: Iterable[int], n: int, *, start: int, end: int, held: bool = False
 ) -> tuple[Cut, Cut]:
-    """The group and everybody else, apart from each other for some time."""
+    """The cuts that keep a group and everybody else apart for some time."""
     inside = mask(group)
     outside = ((1 << n) - 1) & ~inside
     return (
@@ -151,9 +148,9 @@ def partition(
 
 
 Tap: TypeAlias = Callable[[int, int, bytes], int]
-"""Somebody who sees what is sent (source, target, bytes) and may hold it back.
+"""Sees what is sent (source, target, bytes) and may delay it.
 
-Returns for how many microseconds; `FOREVER` stops it.
+Returns by how many microseconds; `FOREVER` stops the message.
 """
 Receive: TypeAlias = Callable[[tuple[int, bytes]], None]
 
@@ -162,9 +159,8 @@ class SimulatedNetwork:
     """Carries bytes between workers. The bytes object itself is handed on, never a copy.
 
     Attributes:
-        messages: How many were handed to links, copies not counted.
-        bytes: Their bytes, blobs included.
-        lost: How many of them did not arrive.
+        messages: How many messages were sent; duplicates that the network made do not count.
+        bytes: Their total length, blobs included.
     """
 
     __slots__ = (
@@ -175,7 +171,6 @@ class SimulatedNetwork:
         "_receivers",
         "agenda",
         "bytes",
-        "lost",
         "messages",
         "n",
         "tap",
@@ -188,17 +183,16 @@ class SimulatedNetwork:
         n: int,
         seed: int,
         *,
-        weather: Weather = CALM,
-        label: Callable[[bytes], Label] | None = None,
+        weather: Weather,
+        label: Callable[[bytes], Label],
     ) -> None:
         self.agenda = agenda
         self.n = n
         self.messages = 0
         self.bytes = 0
-        self.lost = 0
         self.tap: Tap | None = None
-        self._label = label or (lambda data: (data[0] if data else 0, 0))
-        # A generator of its own, seeded by name: drawing by hash would be most of a run's time.
+        self._label = label
+        # Python's generator, seeded from a stream: drawing every number by hash would be too slow.
         self._random = Random(stream(seed, "network").generator_seed())  # noqa: S311  # No secret.
         self._cuts: list[Cut] = []
         self._receivers: list[Receive] = []
@@ -207,18 +201,18 @@ class SimulatedNetwork:
         self.change_weather(weather)
 
     def connect(self, receivers: Iterable[Receive]) -> None:
-        """Say who takes what arrives, worker by worker."""
+        """Set who receives what arrives, in the order of workers."""
         self._receivers = list(receivers)
 
     def change_weather(self, weather: Weather) -> None:
-        """From now on the links are like this."""
+        """Let the links be like this from now on; each gets a new delay."""
         self.weather = weather
         spread = weather.delay_max - weather.delay_min + 1
         draw = self._random.random
         self._base = [weather.delay_min + int(draw() * spread) for _ in range(self.n * self.n)]
 
     def add_cut(self, cut: Cut) -> None:
-        """From its start to its end; may be called before its start."""
+        """Put a cut in force, now or when its time comes, until it ends."""
         if cut.start > self.agenda.now:
             self.agenda.at(cut.start, self.add_cut, cut)
             return
@@ -227,25 +221,24 @@ class SimulatedNetwork:
             self.agenda.at(cut.end, self._end_cut, cut)
 
     def _end_cut(self, cut: Cut) -> None:
-        # Two equal cuts may be in force, one of which has ended before by `heal`.
+        # `heal` may have ended it already.
         if cut in self._cuts:
             self._cuts.remove(cut)
 
     def heal(self, keep: Iterable[Cut] = ()) -> None:
-        """End all cuts except these. What was held arrives when it would have."""
+        """End all cuts except these. What they held back still arrives at the planned time."""
         kept = list(keep)
         self._cuts = [cut for cut in self._cuts if cut in kept]
 
     # -- messages ------------------------------------------------------------------------------
 
     def send(self, source: int, target: int, data: bytes) -> None:
-        """From one worker to another, if the weather lets it."""
+        """Send a message to one worker."""
         self.messages += 1
         self.bytes += len(data)
         weather = self.weather
         arrival = self.arrival(source, target, data)
         if arrival is None:
-            self.lost += 1
             return
         agenda = self.agenda
         receive = self._receivers[target]
@@ -255,7 +248,7 @@ class SimulatedNetwork:
             agenda.at(arrival + extra, receive, (source, data))
 
     def broadcast(self, source: int, data: bytes, without: int = -1) -> None:
-        """To all others, except perhaps one."""
+        """Send a message to all others, except `without`."""
         if self._cuts or self.tap or self.weather.loss or self.weather.spikes:
             for target in range(self.n):
                 if target not in (source, without):
@@ -264,7 +257,7 @@ class SimulatedNetwork:
         self._broadcast_undisturbed(source, data, without)
 
     def _broadcast_undisturbed(self, source: int, data: bytes, without: int) -> None:
-        # The same as many `send`s where nothing but delay can happen; most of what is sent.
+        # A faster loop of `send`, for when messages can only be delayed and copied: the usual case.
         draw, jitter, copies = self._random.random, self.weather.jitter, self.weather.copies
         receivers, after = self._receivers, self.agenda.after
         item = (source, data)
@@ -281,20 +274,19 @@ class SimulatedNetwork:
         self.bytes += count * len(data)
 
     def send_in_order(self, source: int, target: int, batch: Sequence[bytes]) -> None:
-        """Many messages as one stream: none overtakes another, some may be lost."""
+        """Send messages as one stream: none overtakes another, some may be lost."""
         latest = 0
         for data in batch:
             self.messages += 1
             self.bytes += len(data)
             arrival = self.arrival(source, target, data)
             if arrival is None:
-                self.lost += 1
                 continue
             latest = max(latest, arrival)
             self.agenda.at(latest, self._receivers[target], (source, data))
 
     def relay(self, source: int, data: bytes, without: int) -> None:
-        """Pass on to everybody in a small network, to a few in a large one."""
+        """Pass a message on: to everybody in a small network, to a few in a large one."""
         if self.n <= RELAY_ALL_MAX:
             self.broadcast(source, data, without)
             return
@@ -305,7 +297,7 @@ class SimulatedNetwork:
                 self.send(source, target, data)
 
     def arrival(self, source: int, target: int, data: bytes = b"", size: int = 0) -> int | None:
-        """When something sent now arrives; None: never."""
+        """When something sent now arrives; None: never. Blobs have a size and no data."""
         weather, draw = self.weather, self._random.random
         earliest = self.agenda.now
         for cut in self._cuts:
@@ -329,5 +321,5 @@ class SimulatedNetwork:
         return earliest + delay + size // BYTES_PER_MICROSECOND
 
     def draw(self, bound: int) -> int:
-        """A whole number below the bound: for choices that belong to the network."""
+        """A random whole number below the bound, from the network's generator."""
         return int(self._random.random() * bound)

@@ -1,8 +1,8 @@
-"""One simulated worker: a `Player` and everything around it that a real process would be.
+"""One simulated worker: a `Player` and all that a real process would put around it.
 
-The driver half of the contract in `events`: actions are carried out in order, `Persist` is a
-barrier, learning and fetching answer later. A node can crash at every point where that matters:
-before a write, after it and before anything behind it, after the messages behind it.
+This is the driver's half of the contract in `agreement.events`: actions are carried out in order,
+`Persist` is a barrier, learning and fetching answer later. A node can crash at every point where it
+matters: before a write, between the write and the actions that follow it, and after those.
 """
 
 from collections import Counter, deque
@@ -51,9 +51,8 @@ from holdout.agreement.messages import REMEMBERED
 from holdout.agreement.player import Player
 from holdout.ids import Digest
 from holdout.seeds import stream
-from holdout.simulator.disk import BlobMemory, Disk
 from holdout.simulator.faults import Crash, Point
-from holdout.simulator.fetching import SimulatedFetcher
+from holdout.simulator.storage import BlobMemory, Disk, SimulatedFetcher
 from holdout.simulator.toy_learners import Learner
 
 if TYPE_CHECKING:
@@ -63,18 +62,18 @@ MILLION = 1_000_000
 
 
 class Behaviour(Protocol):
-    """Through which everything that a Byzantine worker sends has to pass."""
+    """What makes a worker Byzantine: all that it sends and serves passes through here."""
 
     def act(
         self, node: "SimulatedNode", event: Event, actions: Sequence[Action]
     ) -> Sequence[Action]:
-        """What it does, told this, instead of what an honest worker would do."""
+        """What the worker does about an event, given what an honest one would do."""
         ...
 
     def serve(
         self, node: "SimulatedNode", peer: int, digest: Digest, data: bytes | None
     ) -> bytes | None:
-        """What it answers to somebody who wants a blob; None: nothing."""
+        """What it answers a peer that wants a blob it holds as `data`; None: nothing."""
         ...
 
 
@@ -83,11 +82,11 @@ class SimulatedNode:
 
     Attributes:
         up: Whether it runs.
-        life: How often it was started before.
-        rate: Its clock's speed, in millionths too fast (or slow, if negative).
-        slowness: Its jobs take so many times longer than planned.
-        commits: The rounds it committed, as it told.
-        rejected: What it dropped, by reason.
+        life: How often it was restarted.
+        rate: How much too fast its clock runs, in millionths (negative: too slow).
+        slowness: How many times longer than usual its jobs take.
+        commits: The decided rounds that it told its learner of.
+        rejected: How many messages it dropped, by reason.
     """
 
     __slots__ = (
@@ -108,14 +107,12 @@ class SimulatedNode:
         "index",
         "life",
         "memory",
-        "period_peak",
         "player",
         "rate",
         "rejected",
         "reports",
         "slowness",
         "up",
-        "wrap_learner",
     )
 
     def __init__(self, cluster: "Cluster", index: int, safety: bytes) -> None:
@@ -129,13 +126,11 @@ class SimulatedNode:
         self.rate = 0
         self.slowness = 1
         self.behaviour: Behaviour | None = None
-        self.wrap_learner: Callable[[Learner], Learner] | None = None
         self.commits: dict[int, Commit] = {}
         self.rejected: Counter[MessageFault] = Counter()
         self.reports: list[ReportEvidence] = []
         self.alarms: list[str] = []
         self.halted: str | None = None
-        self.period_peak: dict[int, int] = {}
         self._crashes: dict[int, Crash] = {}
         self._inbox: deque[Event] = deque()
         self._seen: set[bytes] = set()
@@ -163,7 +158,7 @@ class SimulatedNode:
         self._learner: Learner
 
     def _hold_first_model(self) -> None:
-        # w_1 is public: whoever registers has it, whatever else is lost.
+        # w_1 is public: a worker has it whatever else it loses.
         first = self.cluster.genesis.params.model_first
         self.memory.put(BlobKind.MODEL, first, self.cluster.first_model, 0)
         self.memory.committed(first)
@@ -180,8 +175,6 @@ class SimulatedNode:
         self.memory.restore(self.disk, len(self.disk.finished) + 1)
         self._hold_first_model()
         self._learner = cluster.learners(self.index, self.life)
-        if self.wrap_learner is not None:
-            self._learner = self.wrap_learner(self._learner)
         self.player = cluster.make_player(self.index, self.disk)
         if self.life:
             cluster.note(self.index, "starts again")
@@ -190,7 +183,7 @@ class SimulatedNode:
         self.take(Start(b"".join(words.below(1 << 64).to_bytes(8, "big") for _ in range(4))))
 
     def crash(self, crash: Crash) -> None:
-        """Stop at once; what was not on the disk is gone."""
+        """Stop at once; what is not on the disk is gone."""
         if not self.up:
             return
         self.cluster.note(self.index, "crashes" + " and loses its disk" * crash.disk_lost)
@@ -207,17 +200,17 @@ class SimulatedNode:
 
     @property
     def decided(self) -> int:
-        """The rounds on its disk: it may have crashed before it could tell its learner."""
+        """How many rounds are on its disk; a crash may have kept it from telling its learner."""
         return len(self.disk.finished)
 
     def heal(self) -> None:
-        """No more planned crashes; at full speed; running."""
+        """Run at full speed, without further planned crashes."""
         self._crashes.clear()
         self.slowness = 1
         self.start()
 
     def plan_crash(self, crash: Crash) -> None:
-        """Crash at that time, or at that write."""
+        """Let the crash happen at its time or at its write."""
         if crash.at is not None:
             self.cluster.agenda.at(crash.at, self.crash, crash)
         elif crash.write is not None:
@@ -232,12 +225,12 @@ class SimulatedNode:
         return -(-local * MILLION // (MILLION + self.rate))
 
     def later(self, delay: int, do: Callable[[Any], None], what: Any) -> None:
-        """As `agenda.after`, unless the worker has been started anew until then."""
+        """As `agenda.after`, unless the worker has crashed by then."""
         life = self.life
         self.cluster.agenda.after(delay, self.if_alive, (life, do, what))
 
     def if_alive(self, item: tuple[int, Callable[[Any], None], Any]) -> None:
-        """Do it, in the life for which it was meant."""
+        """Call `do(what)`, if the worker still lives the life for which it was planned."""
         life, do, what = item
         if self.up and life == self.life:
             do(what)
@@ -245,12 +238,12 @@ class SimulatedNode:
     # -- events --------------------------------------------------------------------------------
 
     def receive(self, item: tuple[int, bytes]) -> None:
-        """A message arrives."""
+        """Take a message that arrives, unless a copy of it was accepted before."""
         if self.up and item[1] not in self._seen:
             self.take(Received(*item))
 
     def take(self, event: Event) -> None:
-        """Tell the player, and do what it asks for."""
+        """Tell the player of an event, and do what it asks for."""
         self._inbox.append(event)
         if not self._asleep:
             return
@@ -272,14 +265,14 @@ class SimulatedNode:
         self._reject_seen = False
         self.execute(actions)
         if type(event) is Received and not self._reject_seen and event.data[0] in REMEMBERED:
-            # As a real driver does: a second copy of what was accepted is dropped unread. What was
-            # rejected may be welcome later (too early now), so it is not remembered.
+            # As in a real driver, a second copy of an accepted message is dropped unread. What was
+            # rejected may only have come too early, so it is not remembered.
             self._seen.add(event.data)
         if self.behaviour is None:
             cluster.watcher.handled(self)
 
     def execute(self, actions: Sequence[Action]) -> None:
-        """Carry out actions in order; a planned crash may come in between."""
+        """Carry out actions in order; a planned crash may come between them."""
         dispatch = self._dispatch
         dying: Crash | None = None
         for action in actions:
@@ -295,7 +288,7 @@ class SimulatedNode:
             self.crash(dying)
 
     def _persist(self, action: Persist) -> Crash | None:
-        """Write; a crash that is to come after what is behind the write is returned."""
+        """Write and sync; a crash planned for after the actions that follow is returned."""
         crash = self._crashes.pop(self.disk.writes, None)
         if crash is not None and crash.point is Point.BEFORE:
             self.crash(crash)
@@ -321,7 +314,7 @@ class SimulatedNode:
     def _broadcast(self, action: Broadcast) -> None:
         if self.behaviour is None:
             self.cluster.watcher.sent(self, action.data)
-        self._seen.add(action.data)  # Its own message, passed on by others, is no news.
+        self._seen.add(action.data)  # So that copies relayed by others are dropped.
         self.cluster.network.broadcast(self.index, action.data)
 
     def _relay(self, action: Relay) -> None:
@@ -366,14 +359,15 @@ class SimulatedNode:
     def _halt(self, action: Halt) -> None:
         self.halted = action.why
 
-    def _entered(self, action: Entered) -> None:
+    def _entered(self, _: Entered) -> None:
         self._seen.clear()
-        self.period_peak[action.round] = max(action.period, self.period_peak.get(action.round, 0))
 
     # -- learning ------------------------------------------------------------------------------
 
     def _compute(self, action: Compute) -> None:
-        self.later(self.cluster.duration(action.job) * self.slowness, self._computed, action.job)
+        self.later(
+            self.cluster.durations.of(action.job) * self.slowness, self._computed, action.job
+        )
 
     def _computed(self, job: Job) -> None:
         self.take(self._result(job))
@@ -405,14 +399,12 @@ class SimulatedNode:
         if payloads is None:
             return JobFailed(job)
         memo = self.cluster.combined
-        found = memo.get(job) if self.wrap_learner is None else None
+        found = memo.get(job)
         if found is None:
             data, radius = self._learner.combine(job, model, payloads)
             shapes = self.cluster.genesis.params.shapes
             digest = None if data is None else aggregate.model_digest(shapes, data)
-            found = (data, digest, radius)
-            if self.wrap_learner is None:
-                memo[job] = found
+            found = memo[job] = (data, digest, radius)
         data, digest, radius = found
         if data is not None and digest is not None:
             self.memory.put(BlobKind.MODEL, digest, data, self.player.round)
@@ -432,7 +424,7 @@ class SimulatedNode:
             self.ready(action.kind, action.digest, data)
 
     def ready(self, kind: BlobKind, digest: Digest, data: bytes) -> None:
-        """A blob that the player wants is in hand."""
+        """Tell the player that a blob it wants is in hand."""
         match kind:
             case BlobKind.PAYLOAD:
                 self.take(PayloadReady(digest, self.cluster.payload_valid(digest, data)))
@@ -442,7 +434,7 @@ class SimulatedNode:
                 self.take(ModelReady(digest))
 
     def serve(self, peer: int, digest: Digest) -> bytes | None:
-        """What this worker answers to a peer that wants a blob."""
+        """What this worker answers a peer that wants a blob; None: nothing."""
         data = self.memory.get(digest)
         if self.behaviour is not None:
             return self.behaviour.serve(self, peer, digest, data)

@@ -1,4 +1,4 @@
-"""What happened in a run, for people, and its fingerprint, for a comparison of two runs."""
+"""The trace of a run: one line for each event and action, and a fingerprint to compare runs."""
 
 from collections.abc import Sequence
 from functools import lru_cache
@@ -7,6 +7,7 @@ from hashlib import sha256
 from holdout.agreement.codec import BOTTOM
 from holdout.agreement.events import (
     Action,
+    Alarm,
     BlockReady,
     Broadcast,
     Combined,
@@ -15,6 +16,7 @@ from holdout.agreement.events import (
     Entered,
     Event,
     Forget,
+    Halt,
     JobFailed,
     Judged,
     Keep,
@@ -25,6 +27,7 @@ from holdout.agreement.events import (
     Received,
     Reject,
     Relay,
+    ReportEvidence,
     Send,
     SendBlocks,
     SetTimer,
@@ -53,7 +56,7 @@ from holdout.errors import InvalidMessage
 from holdout.ids import Digest
 
 DIGITS = 6
-"""So much of a digest tells two apart in a trace."""
+"""So many digits of a digest tell two apart in a trace."""
 LEGEND = (
     "seconds, worker, what happens to it; below: what it does about it",
     "<- received from, -> sent to; rN pM: round N, period M; six digits name a block or a blob",
@@ -61,48 +64,45 @@ LEGEND = (
 
 
 class Trace:
-    """Collects a run: a hash over all events and actions, and their text if asked for."""
+    """Collects a run: the text of all events and actions, and a hash over them."""
 
-    __slots__ = ("_hash", "keep", "lines")
+    __slots__ = ("_hash", "lines")
 
-    def __init__(self, *, keep: bool = True) -> None:
-        self.keep = keep
+    def __init__(self) -> None:
         self.lines: list[str] = []
         self._hash = sha256()
 
     def record(self, time: int, worker: int, event: Event, actions: Sequence[Action]) -> None:
-        """A worker was told something and asked for things."""
+        """Add an event that a worker was told, and the actions it asked for."""
         self._hash.update(f"{time} {worker} {event!r} {actions!r}".encode())
-        if self.keep:
-            self.lines.append(f"{clock(time)}  {worker:>3}  {event_text(event)}")
-            told = [action_text(action) for action in actions]
-            self.lines += [f"{'':>18}{text}" for text in told if text]
+        self.lines.append(f"{clock(time)}  {worker:>3}  {event_text(event)}")
+        told = [action_text(action) for action in actions]
+        self.lines += [f"{'':>18}{text}" for text in told if text]
 
     def note(self, time: int, worker: int, text: str) -> None:
-        """Something that happened to a worker from outside: a crash, a restart, a cut."""
+        """Add what happens to a worker from outside, such as a crash; worker -1: to no one."""
         self._hash.update(f"{time} {worker} {text}".encode())
-        if self.keep:
-            who = "   " if worker < 0 else f"{worker:>3}"
-            self.lines.append(f"{clock(time)}  {who}  *** {text}")
+        who = "   " if worker < 0 else f"{worker:>3}"
+        self.lines.append(f"{clock(time)}  {who}  *** {text}")
 
     @property
     def fingerprint(self) -> str:
-        """Equal for two runs in which the same things happened."""
+        """Equal for two runs if the same things happened in both."""
         return self._hash.hexdigest()
 
 
 def clock(time: int) -> str:
-    """Virtual seconds."""
+    """A virtual time in seconds."""
     return f"{time / 1_000_000:10.6f}"
 
 
 def short(digest: Digest) -> str:
-    """The beginning of a digest."""
+    """The first digits of a digest."""
     return "bottom" if digest == BOTTOM else digest.hex()[:DIGITS]
 
 
 def event_text(event: Event) -> str:  # noqa: C901  # One case for each kind.
-    """What a worker was told, in a line."""
+    """An event in a few words."""
     match event:
         case Received(peer, data):
             return f"<- {peer}: {message_text(data)}"
@@ -128,7 +128,7 @@ def event_text(event: Event) -> str:  # noqa: C901  # One case for each kind.
 
 
 def action_text(action: Action) -> str:  # noqa: C901  # One case for each kind.
-    """What a worker asked for, in a line; empty for what only makes a trace longer."""
+    """An action in a few words; empty if it would only make the trace longer."""
     match action:
         case Broadcast(data):
             return f"-> all: {message_text(data)}"
@@ -155,14 +155,17 @@ def action_text(action: Action) -> str:  # noqa: C901  # One case for each kind.
             return f"rejects {fault} from {peer}"
         case Entered(number, period):
             return f"enters r{number} p{period}"
-        case _:
-            why = getattr(action, "why", "")
-            return f"{type(action).__name__.upper()} {why or getattr(action, 'worker', '')}"
+        case ReportEvidence():
+            return f"REPORT {action.worker}"
+        case Alarm():
+            return f"ALARM {action.why}"
+        case Halt():
+            return f"HALT {action.why}"
 
 
 @lru_cache(maxsize=4096)
 def message_text(data: bytes) -> str:
-    """A message in a few words."""
+    """The message in these bytes, in a few words."""
     try:
         return describe(decode(data).claim)
     except InvalidMessage as error:
@@ -215,6 +218,6 @@ def describe(message: Message) -> str:  # noqa: C901  # One case for each kind.
 
 
 def step_text(step: int) -> str:
-    """The kind of a vote, and the attempt if it is not the first."""
+    """The kind of a step, and the recovery attempt if it is not the first."""
     attempt = max(0, step - 3) // 3
     return kind_of(step).name + (f"+{attempt}" if attempt else "")

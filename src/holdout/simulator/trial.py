@@ -1,7 +1,7 @@
-"""One run under faults, from its seed: found a network, let it run, say what broke."""
+"""One run under faults, from its seed: found a network, put faults in, let it run, judge it."""
 
 import traceback
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from fractions import Fraction
 
 from holdout.agreement.keys import SimulatedKeys
@@ -27,39 +27,39 @@ TIMING = Timing(
     validate=100 * MILLISECOND,
 )
 SAFETY_TIME = 30 * SECOND
-"""Virtual; by then a run that will not finish has seen what it will see."""
+"""Virtual time per round; a run that is not done by then will hardly show anything new."""
 LIVENESS_TIME = 400 * SECOND
-"""After GST; the longest period takes 51 s, and clocks may be a tenth slow."""
+"""Virtual time per round after GST; the longest period takes 51 s, clocks may be a tenth slow."""
 STEPS_MAX = 40_000
-"""Per worker; a run that goes on for longer is stuck in a loop of its own."""
+"""Events per worker; a run with more of them is caught in a loop."""
 
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """What all runs of a batch have in common."""
+    """What all runs of a batch have in common; a seed makes one run of it."""
 
     workers: int
     byzantine: Fraction
-    """The share f that the network is built for."""
+    """The share f of Byzantine workers that the network is built for."""
     rounds: int = 1
     run_type: RunType | None = None
-    """None: every third run is for liveness."""
+    """None: every third seed is a liveness run, the others are safety runs."""
     faults: tuple[FaultKind, ...] = ALL_FAULTS
     behaviours: tuple[str, ...] = tuple(BEHAVIOURS)
     mode: Mode = Mode.ALL
     proposers: int | None = None
-    """None: as many as the tables say; the same for voters."""
+    """None: as many as `agreement.sizing` says; the same for voters."""
     voters: int | None = None
 
     @property
     def params(self) -> Params:
-        """The constants of its networks."""
+        """The constants of the network, the same for all seeds."""
         return usual_params(
             self.workers, self.byzantine, self.mode, proposers=self.proposers, voters=self.voters
         )
 
     def type_of(self, seed: int) -> RunType:
-        """Whether this seed's run is for safety or for liveness."""
+        """Whether the run of this seed is for safety or for liveness."""
         if self.run_type is not None:
             return self.run_type
         return RunType.LIVENESS if seed % 3 == 2 else RunType.SAFETY  # noqa: PLR2004
@@ -67,27 +67,24 @@ class Trial:
 
 @dataclass(frozen=True, slots=True)
 class TrialOutcome:
-    """What came of one run."""
+    """What came of one run, as far as reports and tests want to know."""
 
     seed: int
     run_type: RunType
     rounds: int
-    """Rounds that some honest worker has decided."""
+    """How many rounds some honest worker has decided."""
     periods: int
-    """Periods that these rounds took, together; one for each round that went well."""
+    """How many periods these rounds took in total; one each if all went well."""
     steps: int
-    """Rounds of those that moved the model."""
+    """How many of these rounds moved the model."""
     violations: tuple[Violation, ...]
-    virtual_time: int
     messages: int
-    bytes: int
     evidence: int
-    """Workers that were caught, by round and kind of message."""
-    fingerprint: str = ""
+    """How often a worker was caught equivocating; once per round and kind of message."""
 
 
 def run_trial(trial: Trial, seed: int, trace: Trace | None = None) -> TrialOutcome:
-    """The run of this seed; the same seed gives the same run."""
+    """Run this seed; the same seed gives the same run."""
     params = trial.params
     run_type = trial.type_of(seed)
     plan = draw_plan(
@@ -110,7 +107,7 @@ def run_trial(trial: Trial, seed: int, trace: Trace | None = None) -> TrialOutco
 
 
 def prepare(cluster: Cluster, plan: FaultPlan) -> None:
-    """Put the plan's faults into a cluster that has not started."""
+    """Put the faults of a plan into a cluster that has not started."""
     for cut in (*plan.cuts, *plan.lasting):
         cluster.network.add_cut(cut)
     corrupt(cluster, plan.liars)
@@ -125,7 +122,7 @@ def prepare(cluster: Cluster, plan: FaultPlan) -> None:
 
 
 def run_prepared(cluster: Cluster, checker: Checker, plan: FaultPlan, rounds: int) -> TrialOutcome:
-    """Start, let it run as the type of the plan wants, and judge."""
+    """Start the cluster, let it run as the plan's type says, and judge it."""
     violations: list[Violation] = []
     try:
         cluster.start()
@@ -134,13 +131,12 @@ def run_prepared(cluster: Cluster, checker: Checker, plan: FaultPlan, rounds: in
         else:
             violations += _run_for_liveness(cluster, plan, rounds)
         checker.finish()
-    except Exception:  # noqa: BLE001  # Nothing may leave the core: whatever does is a finding.
+    except Exception:  # noqa: BLE001  # No exception may leave the core: any is a finding.
         text = traceback.format_exc(limit=-3).strip()
         violations.append(Violation("raised", text, cluster.agenda.now))
-    honest = cluster.honest()
     caught = {
         (report.worker, report.round, report.evidence.first.kind)
-        for node in honest
+        for node in cluster.honest()
         for report in node.reports
     }
     return TrialOutcome(
@@ -150,11 +146,8 @@ def run_prepared(cluster: Cluster, checker: Checker, plan: FaultPlan, rounds: in
         periods=sum(period + 1 for period in checker.periods.values()),
         steps=sum(checker.stepped.values()),
         violations=(*_distinct(checker.violations), *violations),
-        virtual_time=cluster.agenda.now,
         messages=cluster.network.messages,
-        bytes=cluster.network.bytes,
         evidence=len(caught),
-        fingerprint="" if cluster.trace is None else cluster.trace.fingerprint,
     )
 
 
@@ -184,18 +177,22 @@ def _run_for_liveness(cluster: Cluster, plan: FaultPlan, rounds: int) -> list[Vi
         players = {worker: cluster.nodes[worker].player for worker in healthy}
         where = [f"{worker}: r{p.round} p{p.period}" for worker, p in players.items()]
         return [
-            Violation("L1", f"round {goal} is not decided everywhere ({', '.join(where)})", now)
+            Violation(
+                "L1",
+                f"round {goal} is not decided by all healthy workers ({', '.join(where)})",
+                now,
+            )
         ]
     if max(last) - min(last) > 1:
-        return [Violation("L1", f"the rounds are {max(last) - min(last)} apart at the end", now)]
+        return [Violation("L1", f"healthy workers end {max(last) - min(last)} rounds apart", now)]
     return []
 
 
 def heal(cluster: Cluster, plan: FaultPlan) -> None:
-    """GST: the network is good from now on, and whoever is healthy runs."""
+    """Let GST come: the network is good from now on, and all healthy workers run."""
     cluster.note(-1, "the network heals")
     cluster.network.heal(keep=plan.lasting)
-    cluster.network.change_weather(replace(CALM))
+    cluster.network.change_weather(CALM)
     for worker in range(len(cluster.nodes)):
         if not any(crash.worker == worker and crash.for_good for crash in plan.crashes):
             cluster.nodes[worker].heal()
@@ -206,7 +203,7 @@ def _healthy(cluster: Cluster, plan: FaultPlan) -> list[int]:
 
 
 def _distinct(violations: list[Violation]) -> list[Violation]:
-    """The first of each kind: one mistake makes many."""
+    """The first violation of each invariant: one mistake causes many."""
     first: dict[str, Violation] = {}
     for violation in violations:
         first.setdefault(violation.invariant, violation)
