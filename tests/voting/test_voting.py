@@ -174,3 +174,24 @@ def _honest(committee, liars):
     return has_honest_majority(committee.proposers, liars) and has_honest_majority(
         committee.voters, liars
     )
+
+
+@pytest.mark.parametrize("gate", Gate)
+@given(found=st.lists(st.floats(0, 100), min_size=1, max_size=8), now=st.floats(101, 1e6))
+def test_every_gate_lets_the_best_pass_and_nothing_that_is_not_finite(gate, found, now):
+    losses = {0: -1.0, **dict(enumerate(found, start=1)), 99: math.inf, 98: math.nan}
+    ballot = cast_approvals(losses, approve_count=len(losses), gate=gate, current_loss=now)
+    assert 0 in ballot.approved
+    assert not {98, 99} & set(ballot.approved)
+
+
+@pytest.mark.parametrize("gate", Gate)
+@given(found=st.lists(st.floats(0, 100), min_size=1, max_size=8), data=st.data())
+def test_a_gate_that_does_not_need_the_current_loss_does_not_look_at_it(gate, found, data):
+    losses = dict(enumerate(found))
+    one, two = (data.draw(st.floats(-10, 110)) for _ in range(2))
+    ballots = [
+        cast_approvals(losses, approve_count=len(losses), gate=gate, current_loss=now)
+        for now in (one, two)
+    ]
+    assert gate.needs_current_loss or ballots[0] == ballots[1]

@@ -21,7 +21,11 @@ Selection = tuple[ProposalId, ...]
 
 
 class Gate(StrEnum):
-    """What an approved proposal's loss must pass, besides its rank."""
+    """What an approved proposal's loss must pass, besides its rank.
+
+    Whatever the gate, the proposal of smallest loss passes if it beats the current model, and one
+    whose loss is not finite never does: the attacker's rehearsal relies on it.
+    """
 
     MEDIAN = "median"
     """At most the larger of the current model's loss and the voter's median loss."""
@@ -29,6 +33,11 @@ class Gate(StrEnum):
     """Below the current model's loss: the proposal must help this voter."""
     NONE = "none"
     """Any finite loss."""
+
+    @property
+    def needs_current_loss(self) -> bool:
+        """Whether it depends on how good the current model is."""
+        return self is not Gate.NONE
 
 
 def cast_approvals(

@@ -57,7 +57,7 @@ class Terms:
     @property
     def needs_current_loss(self) -> bool:
         """Whether a ballot depends on how good the current model is."""
-        return self.gate in {Gate.MEDIAN, Gate.ZERO}
+        return self.gate is not None and self.gate.needs_current_loss
 
     def approve_count(self, proposal_count: int) -> int:
         """How many proposals a ballot may name."""
