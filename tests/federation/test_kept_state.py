@@ -6,6 +6,7 @@ import os
 import pytest
 import torch
 
+from holdout import results
 from holdout.errors import PluginError, RunFolderError
 from holdout.experiments import runner
 from holdout.experiments.plan import make_plan
@@ -200,7 +201,7 @@ def test_a_state_that_cannot_be_saved_is_refused(kept, message, scene, play):
 
 def test_a_worker_whose_state_cannot_be_saved_is_named(scene, play):
     class Wrong(MomentumWorker):
-        def propose(self, weights, *, round_number, learning_rate, state):
+        def propose(self, weights, *, state, **_facts):
             state["m"] = "much"
             return weights
 
@@ -298,8 +299,6 @@ def test_a_checkpoint_whose_momentum_is_of_another_model_is_refused(blobs, confi
     plugins = Plugins(data=blobs)
     with pytest.raises(KeyboardInterrupt):
         run(values, out=tmp_path / "run", plugins=plugins, watch=watch)
-    from holdout import results
-
     with results.resume(
         tmp_path / "run", make_plan(values, plugins).config.as_dict(), check=lambda *_: None
     ) as (folder, checkpoint):
