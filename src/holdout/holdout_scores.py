@@ -175,7 +175,7 @@ class HoldoutScores:
         return -(self._own_gradients[list(voters)] @ updates.T)
 
     def _samples(self, voter: int) -> tuple[Samples, Tensor]:
-        """One voter's own."""
+        """One voter's holdout samples and their labels."""
         shard, rows = self._voters[voter].shard, self._rows[voter]
         compressed = _compressed(self._voters[voter])
         x = shard.x[rows] if compressed is None else sparse.take(compressed, rows)

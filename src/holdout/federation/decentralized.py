@@ -202,7 +202,7 @@ class _Committed(Watcher):
     workers: dict[int, None] = field(default_factory=dict)
 
     def committed(self, node: SimulatedNode, commit: Commit) -> None:
-        """One more."""
+        """Note that a worker has decided the round."""
         if commit.round == self.number:
             self.workers[node.index] = None
 

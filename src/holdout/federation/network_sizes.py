@@ -1,8 +1,8 @@
 """The network that a config asks for: its sizes, its constants, and what they do not guarantee.
 
-Proposers and voters are as many as the config says (expected numbers: every worker draws its own
-lots); everything else follows from n and f. Sizes below those of `agreement.sizing` are allowed,
-since the paper's own are far below, and said.
+Proposers and voters are as many as the config says, on average: every worker draws its own lots.
+Everything else follows from n and f. Sizes below the tables of `agreement.sizing` are allowed, since
+the paper's are far below them; a run that has such sizes says so.
 """
 
 import math

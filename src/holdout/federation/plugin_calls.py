@@ -1,4 +1,4 @@
-"""Code that is not ours: a worker that crashes, a rule or an attack that misbehaves."""
+"""Calls of custom code: a worker may crash, a rule or an attack may do anything."""
 
 from collections.abc import Callable
 from typing import Any
@@ -17,7 +17,7 @@ def attempt(action: Callable[[], Any]) -> Any:
 
 
 def guard(what: str, action: Callable[[], Any]) -> Any:
-    """Run a plug-in; what it raises is reported as its own."""
+    """Run a plug-in; what it raises becomes an error that names it."""
     try:
         return action()
     except HoldoutError:

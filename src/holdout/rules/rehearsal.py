@@ -105,10 +105,10 @@ def _is_near_median(ordered: Tensor, lie: Tensor, copies: int, nearest: int) -> 
     n, d = len(ordered) + copies, len(lie)
     kept = 0
     for start in range(0, d, BLOCK):
-        part, own = ordered[:, start : start + BLOCK], lie[start : start + BLOCK]
-        low, high = (_at_place(part, own, copies, place) for place in ((n - 1) // 2, n // 2))
+        part, lies = ordered[:, start : start + BLOCK], lie[start : start + BLOCK]
+        low, high = (_at_place(part, lies, copies, place) for place in ((n - 1) // 2, n // 2))
         median = (low + high) / 2
-        nearer = ((part - median).abs() < (own - median).abs()).sum(dim=0)
+        nearer = ((part - median).abs() < (lies - median).abs()).sum(dim=0)
         kept += int((nearer < nearest).sum())
         if 2 * kept >= d:
             return True
