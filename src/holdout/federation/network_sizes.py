@@ -1,8 +1,8 @@
 """The network that a config asks for: its sizes, its constants, and what they do not guarantee.
 
 Proposers and voters are as many as the config says, on average: every worker draws its own lots.
-Everything else follows from n and f. Sizes below the tables of `agreement.sizing` are allowed, since
-the paper's are far below them; a run that has such sizes says so.
+Everything else follows from n and f. Sizes below the tables of `agreement.sizing` are allowed: the
+paper's are far below them. A run that has such sizes says so.
 """
 
 import math
