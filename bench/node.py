@@ -18,13 +18,13 @@ from typing import Any
 
 from bench.measure import Row
 from holdout.errors import UserError
-from holdout.node.localnet.network import LocalnetPlan, LocalNode, prepare, start, stop_all
+from holdout.node.localnet.launcher import LocalnetPlan, LocalNode, prepare, start, stop_all
 from holdout.node.membership.genesis import GENESIS, Network
 from holdout.node.runtime.status import ask_status
 
 WARM_UP = 3
 PARTS = ("compute", "deadlines", "network", "disk", "crypto", "protocol")
-MODELS = {"mlp": "mlp", "linear": "holdout.node.localnet.demo_worker:linear"}
+MODELS = {"mlp": "mlp", "linear": "holdout.node.demo:linear"}
 
 
 @dataclass(frozen=True, slots=True)

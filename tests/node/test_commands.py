@@ -12,7 +12,7 @@ from node_rig import Network as Processes
 from safetensors.numpy import load_file
 
 from holdout.cli import run_command
-from holdout.node.localnet.network import free_ports
+from holdout.node.localnet.launcher import free_ports
 from holdout.node.membership.genesis import Network
 from holdout.node.membership.network_parameters import usual_parameters
 
@@ -123,10 +123,10 @@ def test_mistakes_are_told_with_exit_code_2(arguments, said, capsys, tmp_path, m
     [
         (("--shape", "4,0"), "whole numbers from 1 on"),
         (("--shape", "x"), "whole numbers from 1 on"),
-        (("--classes", "0"), "a class at least"),
+        (("--classes", "0"), "at least one class"),
         (("--name", "Our Network"), "network's name"),
         (("--model", "nonsense"), "package.module:name"),
-        (("--weights", "member.toml"), "no safetensors file"),
+        (("--weights", "member.toml"), "not a safetensors file"),
         (("--byzantine", "2"), "3B + 1"),
         (("--byzantine", f"0.{'2' * 20}"), "at most 18 digits"),
         (("--learning-rate", "nan"), "learning_rates"),

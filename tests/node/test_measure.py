@@ -7,15 +7,14 @@ import os
 import pytest
 
 from holdout.agreement.keys import SimulatedKeys
-from holdout.node.runtime.logs import Log
+from holdout.node.logs import Log
 from holdout.node.runtime.measure import (
     Idle,
     Spent,
     Stopwatch,
     TimedVerifier,
-    memory_bytes,
-    prometheus,
 )
+from holdout.node.runtime.status import memory_bytes, prometheus
 
 
 def test_idle_time_is_charged_to_what_ended_it():

@@ -1,7 +1,6 @@
 """The commands `holdout node ...`, `holdout network ...` and `holdout localnet`.
 
-Parsing and printing only, like `holdout.cli`, which adds these commands to its own. What is slow to
-import is imported by the command that needs it.
+Parsing and printing only. What is slow to import is imported by the command that needs it.
 """
 
 import argparse
@@ -16,10 +15,21 @@ from typing import Any
 from holdout.errors import AuditError, LocalnetFailed, UserError
 
 EXIT_FAILURE = 1
+PARAMETERS = (
+    "byzantine",
+    "proposers",
+    "voters",
+    "leaders",
+    "ballots_min",
+    "byzantine_voters_max",
+    "mode",
+    "role_draw",
+)
+"""Parameters of a network that `holdout network create` has an option for, of the same name."""
 
 
 def add_commands(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    """The parsers; each sets `run` to the function that does the work."""
+    """Add the parsers; each sets `run` to the function that does the work."""
     _add_node(commands)
     _add_network(commands)
     _add_localnet(commands)
@@ -45,9 +55,8 @@ def _add_node(commands: Any) -> None:
     init.add_argument("--listen", metavar="HOST:PORT", help="where it listens (default: address)")
     init.add_argument(
         "--worker",
-        default="holdout.node.localnet.demo_worker:make_worker",
         metavar="PACKAGE.MODULE:NAME",
-        help="the member's own code",
+        help="the function that makes the member's worker (default: the demo's)",
     )
     init.set_defaults(run=_init)
 
@@ -57,7 +66,7 @@ def _add_node(commands: Any) -> None:
     reveal.add_argument("out", type=Path, metavar="OUT.toml")
     reveal.set_defaults(run=_reveal)
 
-    join = _parser(what, "join", "make the node a member of a network: its store is made, once")
+    join = _parser(what, "join", "make the node a member of a network, once")
     join.add_argument("folder", type=Path, metavar="DIR")
     join.add_argument("network", type=Path, metavar="NETWORK_DIR")
     join.set_defaults(run=_join)
@@ -67,15 +76,15 @@ def _add_node(commands: Any) -> None:
     run.add_argument("--until", type=_positive, metavar="ROUND", help="take part up to this round")
     run.set_defaults(run=_run)
 
-    status = _parser(what, "status", "ask the running node how it is")
+    status = _parser(what, "status", "show how the running node is doing")
     status.add_argument("folder", type=Path, metavar="DIR")
     status.add_argument("--json", action="store_true", help="print one JSON document")
     status.set_defaults(run=_status)
 
-    verify = _parser(what, "verify", "re-verify the whole chain of certificates, offline")
+    verify = _parser(what, "verify", "verify the whole chain of certificates, offline")
     verify.add_argument("folder", type=Path, metavar="DIR")
     verify.add_argument(
-        "--full", action="store_true", help="execute again every round that is still kept"
+        "--full", action="store_true", help="also execute again every round that is still kept"
     )
     verify.set_defaults(run=_verify)
 
@@ -90,7 +99,7 @@ def _add_network(commands: Any) -> None:
     network = _parser(commands, "network", "create a network from its members' public parts")
     what = network.add_subparsers(dest="what", required=True, metavar="WHAT")
     create = _parser(
-        what, "create", "gather members into a genesis file, and sign their certificates"
+        what, "create", "make a genesis file from the members' files, and sign their certificates"
     )
     create.add_argument("folder", type=Path, metavar="NETWORK_DIR")
     create.add_argument(
@@ -105,14 +114,21 @@ def _add_network(commands: Any) -> None:
     _add_parameters(create)
     create.add_argument("--model", default="mlp", help="mlp, lenet5 or package.module:factory")
     create.add_argument(
-        "--weights", type=Path, metavar="W1.safetensors", help="first weights (default: drawn)"
+        "--weights",
+        type=Path,
+        metavar="W1.safetensors",
+        help="the first weights (default: drawn from the seed)",
     )
     create.add_argument("--shape", default="1,28,28", metavar="A,B,C", help="shape of one sample")
-    create.add_argument("--classes", type=int, default=10)
+    create.add_argument("--classes", type=int, default=10, help="how many classes the data has")
     create.add_argument("--description", default="", help="what data members hold, in words")
     create.add_argument("--seed", type=int, default=0, help="draws the first weights")
     beacon = create.add_mutually_exclusive_group()
-    beacon.add_argument("--beacon", metavar="HEX", help="32 public random bytes, fixed in advance")
+    beacon.add_argument(
+        "--beacon",
+        metavar="HEX",
+        help="32 public random bytes whose source was announced in advance",
+    )
     beacon.add_argument(
         "--reveals", nargs="+", type=Path, metavar="SHARE", help="every member's revealed share"
     )
@@ -126,7 +142,7 @@ def _add_network(commands: Any) -> None:
 
 def _add_parameters(create: argparse.ArgumentParser) -> None:
     sizes = create.add_argument_group(
-        "parameters", "what is not given follows from the number of members and of liars"
+        "parameters", "whatever is not given follows from the numbers of members and liars"
     )
     sizes.add_argument(
         "--parameters", type=Path, metavar="FILE.toml", help="a table [parameters], as in a genesis"
@@ -136,7 +152,10 @@ def _add_parameters(create: argparse.ArgumentParser) -> None:
     sizes.add_argument("--voters", type=int, metavar="N", help="expected in a round (tau_V)")
     sizes.add_argument("--leaders", type=int, metavar="N", help="expected in a period (tau_L)")
     sizes.add_argument(
-        "--ballots-min", type=int, metavar="N", help="a block with fewer makes no step (M_min)"
+        "--ballots-min",
+        type=int,
+        metavar="N",
+        help="a block with fewer ballots makes no step (M_min)",
     )
     sizes.add_argument(
         "--byzantine-voters-max",
@@ -147,7 +166,7 @@ def _add_parameters(create: argparse.ArgumentParser) -> None:
     sizes.add_argument("--mode", choices=["all", "shuffle", "self"], help="who agrees")
     sizes.add_argument("--role-draw", choices=["self", "fixed"], help="how roles are drawn")
     sizes.add_argument(
-        "--rounds", type=_positive, default=1000, metavar="T", help="for how many rounds to plan"
+        "--rounds", type=_positive, default=1000, metavar="T", help="how many rounds to plan for"
     )
 
 
@@ -165,11 +184,17 @@ def _add_localnet(commands: Any) -> None:
     local.add_argument("--attack", default="sign-flip", help="what liars propose")
     local.add_argument("--seed", type=int, default=0)
     local.add_argument(
-        "--delay", type=_positive, default=300, metavar="MS", help="bound for messages"
+        "--delay",
+        type=_positive,
+        default=300,
+        metavar="MS",
+        help="how long a message takes at most",
     )
     local.add_argument("--seconds-max", type=_positive, metavar="S")
     local.add_argument(
-        "--full", action="store_true", help="keep everything and execute all rounds again"
+        "--full",
+        action="store_true",
+        help="keep everything, and execute all rounds again at the end",
     )
     local.set_defaults(run=_localnet)
 
@@ -181,19 +206,19 @@ def _positive(text: str) -> int:
     return value
 
 
-_positive.__name__ = "number from 1 on"  # What argparse calls it where it is none.
+_positive.__name__ = "number from 1 on"  # What argparse calls it in its error message.
 
 
 @contextlib.contextmanager
 def _writing() -> Iterator[None]:
-    """A file or folder that cannot be written is the user's to mend."""
+    """Report a file or folder that cannot be read or written as the user's to mend."""
     try:
         yield
     except OSError as error:
         raise UserError(f"{error.filename or 'a file'}: {error.strerror or error}") from None
 
 
-# -- what they do ---------------------------------------------------------------------------------
+# -- what the commands do -------------------------------------------------------------------------
 
 
 def _say(text: str) -> None:
@@ -203,6 +228,7 @@ def _say(text: str) -> None:
 
 def _init(options: argparse.Namespace) -> int:
     from holdout.node.membership.members import MEMBER, init_node
+    from holdout.node.membership.settings import DEMO_WORKER
 
     with _writing():
         init_node(
@@ -210,7 +236,7 @@ def _init(options: argparse.Namespace) -> int:
             name=options.name,
             address=options.address,
             listen=options.listen,
-            make_worker=options.worker,
+            make_worker=options.worker or DEMO_WORKER,
         )
     _say(f"made {options.folder}; hand {options.folder / MEMBER} to whoever creates the network")
     return 0
@@ -226,7 +252,7 @@ def _reveal(options: argparse.Namespace) -> int:
 
 
 def _join(options: argparse.Namespace) -> int:
-    from holdout.node.membership.members import join
+    from holdout.node.runtime.folder import join
 
     with _writing():
         network = join(options.folder, options.network)
@@ -275,8 +301,7 @@ def _status(options: argparse.Namespace) -> int:
 
 
 def _verify(options: argparse.Namespace) -> int:
-    from holdout.node.storage.audit import audit
-    from holdout.node.storage.offline import opened
+    from holdout.node.storage.audit import audit, opened
 
     try:
         with opened(options.folder) as (store, network):
@@ -295,7 +320,7 @@ def _verify(options: argparse.Namespace) -> int:
 
 
 def _export(options: argparse.Namespace) -> int:
-    from holdout.node.storage.offline import export
+    from holdout.node.storage.audit import export
 
     with _writing():
         digest = export(options.folder, options.round, options.out)
@@ -307,15 +332,39 @@ def _create(options: argparse.Namespace) -> int:
     from holdout.node.membership.network_creation import create
 
     with _writing():
-        said, notes = create(options)
+        said, notes = create(
+            options.folder,
+            members=options.members or (),
+            name=options.name,
+            parameters=_given_parameters(options),
+            parameters_file=options.parameters,
+            rounds=options.rounds,
+            model=options.model,
+            weights=options.weights,
+            shape=options.shape,
+            classes=options.classes,
+            description=options.description,
+            seed=options.seed,
+            beacon=options.beacon,
+            reveals=options.reveals or (),
+        )
     for note in notes:
         sys.stderr.write(f"holdout: {note}\n")
     _say(said)
     return 0
 
 
+def _given_parameters(options: argparse.Namespace) -> dict[str, Any]:
+    """The parameters that have an option, and were given."""
+    named = {name: getattr(options, name) for name in PARAMETERS}
+    given = {name: value for name, value in named.items() if value is not None}
+    if options.learning_rate is not None:
+        given["learning_rates"] = [options.learning_rate]
+    return given
+
+
 def _certify(options: argparse.Namespace) -> int:
-    from holdout.node.membership.members import certify
+    from holdout.node.membership.network_creation import certify
 
     with _writing():
         signed = certify(options.folder, options.members)
@@ -325,8 +374,8 @@ def _certify(options: argparse.Namespace) -> int:
 
 
 def _localnet(options: argparse.Namespace) -> int:
-    from holdout.node.localnet.lying_node import read_behaviours
-    from holdout.node.localnet.network import LocalnetPlan, run
+    from holdout.node.localnet.launcher import LocalnetPlan, run
+    from holdout.node.localnet.lying_node import read_lies
     from holdout.node.membership.network_parameters import read_byzantine
     from holdout.results import free_path
 
@@ -335,7 +384,7 @@ def _localnet(options: argparse.Namespace) -> int:
         nodes=options.nodes,
         byzantine=read_byzantine(options.byzantine, options.nodes),
         rounds=options.rounds,
-        lies=read_behaviours(options.lies),
+        lies=read_lies(options.lies),
         attack=options.attack,
         seed=options.seed,
         delay_ms=options.delay,

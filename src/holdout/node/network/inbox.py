@@ -1,12 +1,12 @@
-"""What waits to be handled: bounded, fair between senders, the urgent first; and how much may come.
+"""Messages that wait to be handled: bounded, fair between senders, the urgent first.
 
-Everything here happens before any signature is looked at. A sender that talks too much loses its
-own messages, nobody else's: each has its own allowance and its own places in the queue.
+Everything here happens before any signature is checked. Each sender has its own allowance and its
+own places in the queue, so one that talks too much loses its own messages and nobody else's.
 
-What is within a sender's allowance and finds its places taken means that this node is slow (a disk
-that takes its time). Then the thread that reads is held back for a moment, and with it the sender,
-by way of its connection. Never more than one thread at a time, since others read everybody else's
-votes; and not for what its sender repeats anyway.
+A sender that is within its allowance and still finds its places taken shows that this node is slow,
+perhaps because of its disk. Then the reading thread is held back for a moment, and with it, through
+its connection, the sender. Never more than one thread at a time, since the others read everybody
+else's votes; and never for messages that are repeated anyway.
 """
 
 import threading
@@ -20,9 +20,9 @@ from holdout.agreement.messages import Kind
 from holdout.agreement.params import Params
 
 QUEUE_MAX = 512
-"""Messages of one sender and urgency that may wait."""
+"""How many messages of one sender and urgency may wait."""
 HELD_SECONDS_MAX = 0.2
-"""A reader is held back so long for one message at most."""
+"""How long a reading thread is held back for one message, at most."""
 
 URGENCIES = {
     Kind.VOTE: Urgency.VOTE,
@@ -36,26 +36,26 @@ URGENCIES = {
 
 
 class Dropped(StrEnum):
-    """Why something was dropped before it was looked at."""
+    """Why a message or a question was dropped unread."""
 
     OVERSIZE = "oversize"
     TOO_MANY = "too-many"
     """Above the sender's allowance of messages or bytes."""
     QUEUE_FULL = "queue-full"
     REPEATED = "repeated"
-    """An exact copy of what was accepted before."""
+    """An exact copy of a message that was accepted before."""
     UNKNOWN_SENDER = "unknown-sender"
     MALFORMED = "malformed"
-    """A question for a blob that names none."""
+    """A question that names no blob."""
 
 
 def urgency_of(data: bytes) -> Urgency:
-    """By the kind that the message claims; a lie only changes its own place."""
+    """A message's urgency, by the kind it claims: a lie only moves the message itself."""
     return URGENCIES.get(Kind(data[0]), Urgency.ANSWER) if is_agreement(data) else Urgency.ANSWER
 
 
 def is_agreement(data: bytes) -> bool:
-    """Whether this is a message for the agreement core, not one of the gossip's own."""
+    """Whether this message is for the agreement core, not for gossip."""
     return bool(data) and data[0] in _KINDS
 
 
@@ -64,7 +64,7 @@ _KINDS = frozenset(int(kind) for kind in Kind)
 
 @dataclass(frozen=True, slots=True)
 class Allowance:
-    """What one sender may send: so much at once, so much a second."""
+    """How much one sender may send, at once and per second."""
 
     message_bytes_max: int
     messages_burst: int
@@ -76,11 +76,11 @@ class Allowance:
     def of(cls, params: Params) -> "Allowance":
         """Several times what an honest worker ever sends, even while it helps others to catch up.
 
-        In a round it sends about a dozen messages of its own and passes on a few of each other
-        worker's; a worker that is behind is sent fifty certificates at once.
+        In a round it sends about a dozen messages of its own and passes on a few of every other
+        worker; to one that is behind it sends fifty certificates at once.
         """
         n = params.workers
-        # The largest: evidence, which holds two ballots; a certificate with n signatures is less.
+        # The largest is evidence, with two ballots; a certificate with n signatures is smaller.
         message = 4_096 + 512 * n
         burst = 1_000 + 40 * n
         return cls(
@@ -96,7 +96,7 @@ class _Account:
 
 
 class Meter:
-    """Counts what each sender sends against its allowance."""
+    """Charges what each sender sends to its allowance."""
 
     def __init__(self, allowance: Allowance, clock: Callable[[], float]) -> None:
         self._allowance = allowance
@@ -104,7 +104,7 @@ class Meter:
         self._accounts: dict[int, _Account] = {}
 
     def fault(self, sender: int, size: int) -> Dropped | None:
-        """Why this message must be dropped, or None: it is counted and may pass."""
+        """Why this message must be dropped; None: it may pass, and is charged to its sender."""
         rule = self._allowance
         if size > rule.message_bytes_max:
             return Dropped.OVERSIZE
@@ -146,12 +146,12 @@ class Inbox:
         self._room = threading.Condition(self._lock)
         self._holding = False
         self.held = 0
-        """How often a reader was held back."""
+        """How often a reading thread was held back."""
         self._lanes = tuple(_Lane({sender: deque() for sender in senders}) for _ in sorted(Urgency))
         self._count = 0
 
     def put(self, sender: int, data: bytes) -> Dropped | None:
-        """Queue a message; why not, if it was dropped. May hold the caller back for a moment."""
+        """Queue a message; why it was dropped, if it was. May hold the caller for a moment."""
         urgency = urgency_of(data)
         lane = self._lanes[urgency]
         queue = lane.queues.get(sender)
@@ -167,8 +167,8 @@ class Inbox:
         return None
 
     def _hold(self, queue: deque[bytes], urgency: Urgency) -> bool:
-        """Wait for a place; False: there is none, or waiting is not right here."""
-        # Questions, lists and heartbeats come again by themselves.
+        """Wait for a place in this queue; False: there is none, or nobody may wait for it."""
+        # Questions, lists and heartbeats are repeated anyway.
         if urgency is Urgency.ANSWER or self._holding or not self._held_seconds_max:
             return False
         self._holding = True
@@ -183,7 +183,7 @@ class Inbox:
         return len(queue) < self._queue_max
 
     def close(self) -> None:
-        """Hold nobody back any more: nothing will be taken out."""
+        """Hold no thread any more: nothing will be taken out."""
         with self._lock:
             self._held_seconds_max = 0.0
             self._room.notify_all()

@@ -1,9 +1,9 @@
-"""Work for peers, done by a few threads: bounded for each peer, and fair between them.
+"""A small thread pool for work on behalf of peers: bounded for each peer, and fair between them.
 
-Answering a peer, or asking it, waits for its connection. A peer holds itself back: it asks for some
-blobs at a time, and one that does not loses its own questions. Nothing is done for one peer by two
-threads at once, so one that does not read keeps a single thread waiting, until the transport gives
-its connection up.
+Answering a peer, or asking it, may have to wait for its connection. No two threads work for the
+same peer at once, so one that does not read blocks a single thread, until the transport gives up
+the connection. An honest peer asks for a few blobs at a time; one that asks for more loses its own
+questions.
 """
 
 import threading
@@ -16,18 +16,18 @@ T = TypeVar("T")
 
 
 class PeerWork(Generic[T]):
-    """Does what there is to do for each peer, in turn."""
+    """Does the work for each peer, one after another."""
 
     def __init__(
         self, do: Callable[[int, T], None], *, name: str, threads_max: int, waiting_max: int
     ) -> None:
-        """Work for peers, of which there is none yet.
+        """Start with one thread and no work.
 
         Args:
-            do: Takes a peer and what is to be done; called on any of the threads.
-            name: Of the threads.
-            threads_max: So many are started, one by one, when all others are busy.
-            waiting_max: Pieces of work that may wait, for each peer.
+            do: Called with a peer and a piece of work, on any of the threads.
+            name: The prefix of the threads' names.
+            threads_max: How many threads there may be; a new one starts when all are busy.
+            waiting_max: How many pieces of work may wait for one peer.
         """
         self._do = do
         self._name = name
@@ -40,12 +40,12 @@ class PeerWork(Generic[T]):
         self._idle = 0
         self._closed = False
         self.failed = 0
-        """Work that raised: mistakes of ours, whoever the peer was."""
+        """How often work raised: a mistake in this code, not the peer's."""
         self._changed = threading.Condition()
         self._begin_thread()
 
     def put(self, peer: int, work: T) -> bool:
-        """Have something done; False: too much waits for this peer already."""
+        """Queue a piece of work; False: too much waits for this peer already."""
         with self._changed:
             waiting = self._waiting.setdefault(peer, deque())
             if self._closed or len(waiting) >= self._waiting_max:
@@ -54,13 +54,13 @@ class PeerWork(Generic[T]):
             if len(waiting) == 1 and peer not in self._busy:
                 self._turns.append(peer)
                 if len(self._turns) > self._idle and self._threads < self._threads_max:
-                    with suppress(RuntimeError):  # There is one already, which will come to it.
+                    with suppress(RuntimeError):  # No new thread: the others will come to it.
                         self._begin_thread()
                 self._changed.notify()
         return True
 
     def close(self) -> list[T]:
-        """Do nothing more; what was waiting."""
+        """Take no more work, and give back what was waiting."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()

@@ -1,4 +1,4 @@
-"""`node.toml`: what one member decides for itself. None of it has to be equal anywhere else."""
+"""`node.toml`: what a member decides for itself. Members need not agree on any of it."""
 
 import tomllib
 from pathlib import Path
@@ -13,49 +13,50 @@ from holdout.node.membership.genesis import Address, MemberName
 from holdout.results import write_atomic
 
 SETTINGS = "node.toml"
+DEMO_WORKER = "holdout.node.demo:make_worker"
 
 Milliseconds = Annotated[int, Field(ge=1, le=3_600_000)]
 Count = Annotated[int, Field(ge=0)]
 
 
 class NodeSection(Section):
-    """Who and where."""
+    """The node's name, addresses and log level."""
 
     name: MemberName
     listen: Address
-    """Where this node waits for others."""
+    """The address that this node listens on."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     metrics: Address | None = None
-    """Where metrics are served, in Prometheus's text format; nowhere if left out."""
+    """The address that serves metrics in Prometheus's text format; None: they are not served."""
 
 
 class WorkerSection(Section):
-    """The member's own code and data."""
+    """The member's worker: the code that trains on its data and votes."""
 
     make_worker: Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_][\w.]*$")] = (
-        "holdout.node.localnet.demo_worker:make_worker"
+        DEMO_WORKER
     )
     threads: Annotated[int, Field(ge=1, le=256)] = 1
-    """Of torch, in the worker's process."""
+    """How many threads torch uses in the worker's process."""
     seconds_max: Annotated[float, Field(gt=0, le=86_400)] = 600.0
     """A worker that takes longer for one gradient or vote is stopped and started again."""
 
 
 class TimingSection(Section):
-    """How long this node waits for others, in milliseconds. Bounds: within them it adapts."""
+    """How long this node waits for others, in milliseconds; between the bounds it adapts."""
 
     delay: Milliseconds = 500
-    """A small message takes at most this long."""
+    """How long a small message takes at most."""
     propose_min: Milliseconds = 500
     propose_max: Milliseconds = 60_000
-    """Gradients are waited for so long at most."""
+    """The longest wait for gradients."""
     vote_min: Milliseconds = 500
     vote_max: Milliseconds = 60_000
-    """Ballots are waited for so long at most, after that."""
+    """The longest wait for ballots, after that."""
     fetch: Milliseconds = 500
-    """Fetching a block takes so long."""
+    """How long it takes to fetch a block."""
     validate_block: Milliseconds = 500
-    """Recomputing a block takes so long."""
+    """How long it takes to recompute a block."""
 
     def bounds(self) -> tuple[Timing, Timing]:
         """The shortest and the longest waits."""
@@ -76,17 +77,17 @@ class TimingSection(Section):
 
 
 class StorageSection(Section):
-    """What is kept, for how many rounds; 0: for ever. Headers and certificates always are."""
+    """For how many rounds things are kept; 0: for ever. Headers and certificates always are."""
 
     bodies: Count = 100
     gradients: Annotated[int, Field(ge=2)] | Literal[0] = 2
     models: Annotated[int, Field(ge=3)] | Literal[0] = 3
     free_megabytes_min: Count = 256
-    """With less room than this on the disk the node stops, before a write can fail half-way."""
+    """With less free disk than this the node stops, before a write can fail half-way."""
 
 
 class NodeSettings(Section):
-    """The whole file."""
+    """Everything in `node.toml`."""
 
     node: NodeSection
     worker: WorkerSection = WorkerSection()
@@ -118,7 +119,7 @@ def read_settings(folder: Path) -> NodeSettings:
         ) from None
     timing = settings.timing
     if timing.propose_min > timing.propose_max or timing.vote_min > timing.vote_max:
-        raise ConfigError([f"{path}: timing: the shortest wait is longer than the longest"])
+        raise ConfigError([f"{path}: timing: a shortest wait is longer than the longest"])
     return settings
 
 
@@ -127,54 +128,51 @@ def write_settings(
     *,
     name: str,
     listen: str,
-    make_worker: str = "holdout.node.localnet.demo_worker:make_worker",
-    more: str = "",
+    make_worker: str,
 ) -> None:
-    """A commented file with the defaults."""
-    write_atomic(
-        folder / SETTINGS,
-        _TEMPLATE.format(name=name, listen=listen, make_worker=make_worker, more=more).encode(),
-    )
+    """Write a new node's file, with a commented line for each default."""
+    text = _TEMPLATE.format(name=name, listen=listen, make_worker=make_worker)
+    write_atomic(folder / SETTINGS, text.encode())
 
 
 _TEMPLATE = """\
-# What this member decides for itself. Lines with a '#' show the defaults.
+# What this member decides for itself. Lines that begin with '#' show the defaults.
 
 [node]
 name = "{name}"
-listen = "{listen}"            # where this node waits for others, HOST:PORT
+listen = "{listen}"            # the address to listen on, HOST:PORT
 # log_level = "info"              # debug, info, warning, error
 # metrics = "127.0.0.1:9100"      # serve metrics in Prometheus's text format here
 
 [worker]
-# Your own code: package.module:make_worker, called once in a process of its own as
+# Your code, package.module:make_worker. It is called once, in a separate process, as
 # make_worker(model=..., shape=..., classes=..., member=..., members=..., **worker_options).
-# It returns a holdout.workers.Worker. The module may lie in this folder.
+# and returns a holdout.workers.Worker. The module may lie in this folder.
 make_worker = "{make_worker}"
-# threads = 1                     # of torch, in that process
-# seconds_max = 600.0             # a worker that takes longer is started again
+# threads = 1                     # how many torch uses in that process
+# seconds_max = 600.0             # a worker that takes longer is stopped and started again
 
 [worker_options]
 # data = "private.csv"            # whatever make_worker takes
 
 [timing]
-# Milliseconds. Waits end as soon as everybody has been heard; these are for when somebody is not.
+# Milliseconds. A wait ends as soon as everybody has been heard; these limit the other waits.
 # delay = 500                     # a small message takes at most this long; 2000 across the world
-# propose_min = 500               # gradients are waited for, at least and at most
+# propose_min = 500               # the shortest and the longest wait for gradients
 # propose_max = 60000
-# vote_min = 500                  # ballots are waited for, at least and at most
+# vote_min = 500                  # the shortest and the longest wait for ballots
 # vote_max = 60000
-# fetch = 500                     # fetching a block takes so long
-# validate_block = 500            # recomputing a block takes so long
+# fetch = 500                     # how long it takes to fetch a block
+# validate_block = 500            # how long it takes to recompute a block
 
 [storage]
-# Rounds for which things are kept; 0: for ever. Headers and certificates always are.
+# For how many rounds things are kept; 0: for ever. Headers and certificates always are.
 # bodies = 100
-# gradients = 2                   # 0 if `holdout node verify --full` shall re-execute everything
+# gradients = 2                   # 0 lets `holdout node verify --full` re-execute everything
 # models = 3
-# free_megabytes_min = 256        # with less room on the disk the node stops
+# free_megabytes_min = 256        # with less free disk the node stops
 
 [peers]
 # Members that have moved since the genesis file was made:
 # other-member = "host:port"
-{more}"""
+"""

@@ -1,0 +1,189 @@
+"""Workers for trying things out, on the 5,000 bundled digits: an honest one and one that lies.
+
+`holdout.node.demo:make_worker` is what `node.toml` names until a member puts its own code there;
+`holdout localnet` uses both.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from holdout.attacks import ATTACKS, Attack, DeployedRule, Lie, View
+from holdout.data.datasets import load
+from holdout.data.partition import partition
+from holdout.errors import UserError
+from holdout.ids import ProposalId, RoundNumber, WorkerId
+from holdout.learning import vector
+from holdout.seeds import stream
+from holdout.voting import Ballot, Terms
+from holdout.workers import HonestWorker, Recipe, Shard
+
+DATA = "mnist-5k"
+GUESSES = 4
+GAMMA = 1.5
+"""The strength of attacks that have one: there is nothing here to search it on."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class DemoWorker:
+    """An honest worker that can also tell how good a model is."""
+
+    honest: HonestWorker
+    x_test: Tensor
+    y_test: Tensor
+
+    def propose(
+        self, weights: Tensor, *, round_number: RoundNumber, learning_rate: float
+    ) -> Tensor:
+        """Propose an update, as Algorithm 2 says."""
+        return self.honest.propose(weights, round_number=round_number, learning_rate=learning_rate)
+
+    def vote(
+        self,
+        weights: Tensor,
+        proposals: Mapping[ProposalId, Tensor],
+        *,
+        round_number: RoundNumber,
+        learning_rate: float,
+        terms: Terms,
+    ) -> Ballot:
+        """Vote on the proposals, as Algorithm 2 says."""
+        return self.honest.vote(
+            weights,
+            proposals,
+            round_number=round_number,
+            learning_rate=learning_rate,
+            terms=terms,
+        )
+
+    def accuracy(self, weights: Tensor) -> float:
+        """The share of the test digits that the model classifies correctly."""
+        with torch.no_grad():
+            parts = vector.unflatten(self.honest.model, weights)
+            logits = vector.call(self.honest.model, parts, self.x_test)
+        return float((logits.argmax(dim=1) == self.y_test).double().mean())
+
+
+def make_worker(
+    *,
+    model: nn.Module,
+    shape: tuple[int, ...],
+    classes: int,
+    member: int,
+    members: int,
+    seed: int = 0,
+    samples: int = 400,
+    batch_size: int = 40,
+    holdout_samples: int = 200,
+) -> DemoWorker:
+    """One member's honest worker; the seed and its place in the roster decide its shard."""
+    del shape
+    dataset = load(DATA)
+    rows = partition(
+        "iid",
+        dataset.y_train.numpy(),
+        workers=members,
+        samples_per_worker=samples,
+        classes=classes,
+        seed=seed,
+    )[member]
+    shard = Shard(dataset.x_train, dataset.y_train, torch.from_numpy(rows))
+    recipe = Recipe(batch_size, 1, holdout_samples)
+    honest = HonestWorker(WorkerId(member), model, shard, recipe, seed)
+    return DemoWorker(honest, dataset.x_test, dataset.y_test)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LyingWorker:
+    """Proposes what an attack says, and votes honestly (a lying node replaces the ballot).
+
+    It proposes before it has heard any honest update of the round. In their place it gives the
+    attack gradients of its own data, each on another mini-batch.
+    """
+
+    honest: DemoWorker
+    attack: Attack
+    seed: int
+
+    def propose(
+        self, weights: Tensor, *, round_number: RoundNumber, learning_rate: float
+    ) -> Tensor:
+        """Propose the attack's first update."""
+        known = torch.stack(
+            [
+                self.honest.propose(
+                    weights,
+                    round_number=RoundNumber(GUESSES * round_number + guess),
+                    learning_rate=learning_rate,
+                )
+                for guess in range(GUESSES)
+            ]
+        )
+        made = self.attack(
+            View(
+                round_number=round_number,
+                weights=weights,
+                learning_rate=learning_rate,
+                model=self.honest.honest.model,
+                count=1,
+                known=known,
+                own_updates=lambda: known[:1],
+                deployed=DeployedRule("krum", known, 1, 1),
+                baseline=lambda rule: DeployedRule(rule, known, 1, 1),
+                source=stream(self.seed, "attack", round_number),
+            )
+        )
+        updates = made.updates if isinstance(made, Lie) else made
+        if isinstance(updates, Tensor):
+            return updates if updates.ndim == 1 else updates[0]
+        first = updates[0]
+        return torch.zeros_like(weights) if first is None else first
+
+    def vote(
+        self,
+        weights: Tensor,
+        proposals: Mapping[ProposalId, Tensor],
+        *,
+        round_number: RoundNumber,
+        learning_rate: float,
+        terms: Terms,
+    ) -> Ballot:
+        """Vote as an honest worker would."""
+        return self.honest.vote(
+            weights,
+            proposals,
+            round_number=round_number,
+            learning_rate=learning_rate,
+            terms=terms,
+        )
+
+
+def make_lying_worker(
+    *,
+    model: nn.Module,
+    shape: tuple[int, ...],
+    classes: int,
+    member: int,
+    members: int,
+    attack: str = "sign-flip",
+    seed: int = 0,
+) -> LyingWorker:
+    """The worker of a liar, whose updates are an attack of `holdout.attacks`."""
+    if attack not in ATTACKS:
+        raise UserError(f"there is no attack {attack!r}; there are {', '.join(ATTACKS)}")
+    kind: Any = ATTACKS[attack]
+    has_strength = "gamma" in getattr(kind, "__annotations__", {})
+    act: Attack = kind(gamma=GAMMA) if has_strength else kind()
+    honest = make_worker(
+        model=model, shape=shape, classes=classes, member=member, members=members, seed=seed
+    )
+    return LyingWorker(honest, act, seed)
+
+
+def linear(shape: tuple[int, ...], classes: int) -> nn.Module:
+    """A model of one layer, small enough for networks of many nodes on one machine."""
+    return nn.Sequential(nn.Flatten(), nn.Linear(math.prod(shape), classes))
