@@ -187,7 +187,7 @@ def test_a_mistaken_worker_leaves_nothing_that_stands_in_the_way(tmp_path, capsy
 def test_keys_are_never_made_anew(tmp_path, capsys):
     init_all(tmp_path)
     assert run("node", "init", tmp_path / "bob", "--name", "bob", "--address", "h:1") == 2
-    assert "never made anew" in capsys.readouterr().err
+    assert "never replaced" in capsys.readouterr().err
 
 
 @pytest.mark.slow

@@ -138,7 +138,7 @@ def test_joining_happens_once_and_only_with_the_right_keys(tmp_path):
     with pytest.raises(UserError, match="other keys"):
         join(tmp_path / "false", tmp_path / "net")
     members.init_node(tmp_path / "eve", name="eve", address="127.0.0.1:5001")
-    with pytest.raises(UserError, match="no member"):
+    with pytest.raises(UserError, match="not a member"):
         join(tmp_path / "eve", tmp_path / "net")
 
 

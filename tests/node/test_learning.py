@@ -1,4 +1,4 @@
-"""The member's own code in a process of its own, whatever it does."""
+"""The member's worker in a separate process, whatever it does."""
 
 import asyncio
 import json

@@ -13,7 +13,7 @@ from holdout.agreement.messages import Kind
 from holdout.errors import UserError
 from holdout.node.localnet.launcher import free_ports
 from holdout.node.membership.identity import AUTHORITY, CERTIFICATE, TLS, Authority, create_identity
-from holdout.node.network.inbox import Allowance, Dropped, Inbox
+from holdout.node.network.queues import Allowance, Dropped, Inbox
 from holdout.node.network.transport import WAITING_MAX, ZenohTransport
 from holdout.node.network.zenoh_config import CHUNK_BYTES, Endpoint, Peer, zenoh_config
 

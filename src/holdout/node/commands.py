@@ -43,7 +43,7 @@ def _parser(commands: Any, name: str, about: str) -> argparse.ArgumentParser:
 
 
 def _add_node(commands: Any) -> None:
-    node = _parser(commands, "node", "run one member of a network without a server")
+    node = _parser(commands, "node", "run one member of a network that has no server")
     what = node.add_subparsers(dest="what", required=True, metavar="WHAT")
 
     init = _parser(what, "init", "make a member's folder: keys, certificate request, node.toml")
@@ -52,7 +52,9 @@ def _add_node(commands: Any) -> None:
     init.add_argument(
         "--address", required=True, metavar="HOST:PORT", help="where others reach this node"
     )
-    init.add_argument("--listen", metavar="HOST:PORT", help="where it listens (default: address)")
+    init.add_argument(
+        "--listen", metavar="HOST:PORT", help="where it listens (default: the address)"
+    )
     init.add_argument(
         "--worker",
         metavar="PACKAGE.MODULE:NAME",
@@ -109,7 +111,7 @@ def _add_network(commands: Any) -> None:
     create.add_argument(
         "--byzantine",
         metavar="F",
-        help="members that may lie, a share or a number (default: (n-1)/3)",
+        help="how many members may lie, a share or a number (default: (n-1)/3)",
     )
     _add_parameters(create)
     create.add_argument("--model", default="mlp", help="mlp, lenet5 or package.module:factory")
@@ -172,25 +174,27 @@ def _add_parameters(create: argparse.ArgumentParser) -> None:
 
 def _add_localnet(commands: Any) -> None:
     local = _parser(commands, "localnet", "run a whole network as processes on this machine")
-    local.add_argument("--nodes", type=_positive, default=7)
-    local.add_argument("--byzantine", default="0", help="nodes that lie, a share or a number")
-    local.add_argument("--rounds", type=_positive, default=20)
+    local.add_argument("--nodes", type=_positive, default=7, help="how many nodes (default: 7)")
+    local.add_argument(
+        "--byzantine", default="0", help="how many nodes lie, a share or a number (default: 0)"
+    )
+    local.add_argument("--rounds", type=_positive, default=20, help="default: 20")
     local.add_argument("--out", type=Path, metavar="DIR", help="default: runs/localnet, -2, ...")
     local.add_argument(
         "--lies",
         default="coalition,equivocate",
         help="coalition, equivocate, withhold, garbage, replay, impersonate, flood, silent",
     )
-    local.add_argument("--attack", default="sign-flip", help="what liars propose")
-    local.add_argument("--seed", type=int, default=0)
+    local.add_argument("--attack", default="sign-flip", help="the attack that liars propose")
+    local.add_argument("--seed", type=int, default=0, help="draws data shards and first weights")
     local.add_argument(
         "--delay",
         type=_positive,
         default=300,
         metavar="MS",
-        help="how long a message takes at most",
+        help="how long a message takes at most (default: 300)",
     )
-    local.add_argument("--seconds-max", type=_positive, metavar="S")
+    local.add_argument("--seconds-max", type=_positive, metavar="S", help="give up after so long")
     local.add_argument(
         "--full",
         action="store_true",
@@ -211,7 +215,7 @@ _positive.__name__ = "number from 1 on"  # What argparse calls it in its error m
 
 @contextlib.contextmanager
 def _writing() -> Iterator[None]:
-    """Report a file or folder that cannot be read or written as the user's to mend."""
+    """Turn a file or folder that cannot be read or written into a UserError."""
     try:
         yield
     except OSError as error:

@@ -1,7 +1,7 @@
 """Workers for trying things out, on the 5,000 bundled digits: an honest one and one that lies.
 
-`holdout.node.demo:make_worker` is what `node.toml` names until a member puts its own code there;
-`holdout localnet` uses both.
+A new `node.toml` names `holdout.node.demo:make_worker`, until the member names its own function.
+`holdout localnet` uses both workers.
 """
 
 import math

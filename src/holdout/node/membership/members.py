@@ -46,7 +46,7 @@ def init_node(
 ) -> None:
     """Make a new member's folder: keys, certificate request, `node.toml` and `member.toml`."""
     if (folder / KEYS).exists() or (folder / SETTINGS).exists():
-        raise UserError(f"{folder} is a node already; its keys are never made anew")
+        raise UserError(f"{folder} is a node already; its keys are never replaced")
     for given in (address, listen or address):
         if not ADDRESS.fullmatch(given):
             raise UserError(f"an address is HOST:PORT; got {given!r}")

@@ -146,7 +146,7 @@ listen = "{listen}"            # the address to listen on, HOST:PORT
 
 [worker]
 # Your code, package.module:make_worker. It is called once, in a separate process, as
-# make_worker(model=..., shape=..., classes=..., member=..., members=..., **worker_options).
+# make_worker(model=..., shape=..., classes=..., member=..., members=..., **worker_options)
 # and returns a holdout.workers.Worker. The module may lie in this folder.
 make_worker = "{make_worker}"
 # threads = 1                     # how many torch uses in that process

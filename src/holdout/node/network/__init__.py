@@ -4,7 +4,6 @@ transport     the `Transport` that a node needs, and Zenoh behind it
 zenoh_config  Zenoh's settings: TLS, and who may write under which key
 gossip        small messages: passed on once, pulled if they got lost; heartbeats
 blobs         gradients, bodies and models by digest: served and fetched
-inbox         messages that wait: bounded, fair between senders, the urgent first
-peer_work     a small thread pool that is fair between peers
+queues        messages that came in, and work for peers: bounded, fair between peers
 refusals      what Zenoh refused, counted from its log
 """

@@ -14,7 +14,6 @@ import hashlib
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 from holdout.agreement.codec import DIGEST_BYTES, Reader, blob, decode, items, text, u8, u32, u64
 from holdout.agreement.events import Urgency
@@ -23,7 +22,7 @@ from holdout.agreement.messages import REMEMBERED, Kind
 from holdout.agreement.params import Genesis
 from holdout.errors import InvalidMessage
 from holdout.ids import Digest
-from holdout.node.network.inbox import Allowance, urgency_of
+from holdout.node.network.queues import Allowance, urgency_of
 from holdout.node.network.transport import Transport
 from holdout.seeds import Stream
 
@@ -47,18 +46,11 @@ PULLABLE = frozenset({Kind.UPDATE, Kind.BALLOT, Kind.LEAD, Kind.VOTE})
 REMEMBERED_MAX = 200_000
 
 
-@dataclass(slots=True)
-class _Heard:
-    round: int
-    period: int
-    at: float
-
-
 class Gossip:
     """Remembers messages by hash, passes them on, and watches who is heard.
 
     Attributes:
-        heard: The last heartbeat of each peer that has not left.
+        heard: When each peer's last heartbeat came, if it has not left.
         left: The round in which each peer said goodbye, if it has not come back.
         rejected: How many bad messages of gossip itself each peer sent.
     """
@@ -89,11 +81,9 @@ class Gossip:
         self._held: dict[bytes, bytes] = {}
         self._offered: dict[int, int] = {}
         """How many messages each peer may still pull."""
-        self.heard: dict[int, _Heard] = {}
+        self.heard: dict[int, float] = {}
         self.left: dict[int, int] = {}
         self.rejected: Counter[int] = Counter()
-        self.relayed = 0
-        self.pulled = 0
 
     # -- remembering ------------------------------------------------------------------------------
 
@@ -129,7 +119,6 @@ class Gossip:
         peers = [peer for peer in self._others if peer != without]
         for peer in self._words.sample(peers, min(self._relay_count, len(peers))):
             self._transport.send(peer, data, urgency)
-            self.relayed += 1
 
     def tell_what_is_held(self) -> None:
         """Send a random peer the list of messages held of this round."""
@@ -210,13 +199,12 @@ class Gossip:
         self._offered[peer] = left - len(pulled)
         for data in pulled:
             self._transport.send(peer, data, urgency_of(data))
-            self.pulled += 1
 
     def _on_sign_of_life(self, peer: int, kind: int, part: bytes, signature: bytes) -> None:
         def read(reader: Reader) -> tuple[bytes, Digest, int, int, int]:
             return reader.blob(16), reader.digest(), reader.u32(), reader.u64(), reader.u32()
 
-        tag, chain, worker, round_number, period = decode(part, read)
+        tag, chain, worker, round_number, _ = decode(part, read)
         key = self._genesis.roster[peer].signing
         if (tag, chain, worker) != (_TAGS[kind].encode(), self._genesis.chain, peer):
             raise InvalidMessage("not about its sender")
@@ -227,12 +215,12 @@ class Gossip:
             self.left[peer] = round_number
         else:
             self.left.pop(peer, None)
-            self.heard[peer] = _Heard(round_number, period, time.monotonic())
+            self.heard[peer] = time.monotonic()
 
     def heard_lately(self) -> tuple[int, ...]:
         """The peers whose last heartbeat is recent."""
         now = time.monotonic()
-        return tuple(sorted(p for p, h in self.heard.items() if now - h.at < HEARD_SECONDS))
+        return tuple(sorted(p for p, at in self.heard.items() if now - at < HEARD_SECONDS))
 
 
 def _hash(data: bytes) -> bytes:

@@ -9,7 +9,7 @@ sender, who is known by the connection's certificate (`zenoh_config`):
     .../3/blob/5/...     asked by member 5, answered by member 3
 
 Zenoh calls back on its own threads, which do as little as possible here: count, check the size and
-the sender's allowance, queue (`inbox`), and wake the one task that handles messages.
+the sender's allowance, queue (`queues`), and wake the one task that handles messages.
 """
 
 import asyncio
@@ -25,8 +25,7 @@ import zenoh
 
 from holdout.agreement.events import Urgency
 from holdout.errors import UserError
-from holdout.node.network.inbox import Allowance, Dropped, Inbox, Meter
-from holdout.node.network.peer_work import PeerWork
+from holdout.node.network.queues import Allowance, Dropped, Inbox, Meter, PeerWork
 from holdout.node.network.refusals import FILTER
 from holdout.node.network.zenoh_config import Endpoint, Peer, zenoh_config
 
@@ -117,8 +116,8 @@ class ZenohTransport:
         self._answering: PeerWork[tuple[zenoh.Query, str]] = PeerWork(
             self._answer, name="serve", threads_max=SERVING_THREADS_MAX, waiting_max=WAITING_MAX
         )
-        # If the other end does not read, Zenoh makes whoever asks it wait for many seconds. So
-        # asking happens outside the loop, on one thread for each member that may be such.
+        # Zenoh makes whoever asks a member that does not read wait for many seconds. So asking
+        # happens outside the loop, with as many threads as there are members.
         self._asking: PeerWork[Callable[[], None]] = PeerWork(
             lambda _, ask: ask(), name="ask", threads_max=len(members), waiting_max=WAITING_MAX
         )

@@ -210,7 +210,7 @@ async def _read(process: asyncio.subprocess.Process) -> tuple[dict[str, Any], by
 # -- frames, on both sides ------------------------------------------------------------------------
 
 
-def pack_frame(header: dict[str, Any], body: bytes = b"") -> bytes:
+def pack_frame(header: dict[str, Any], body: bytes) -> bytes:
     """A header and a body as one frame."""
     head = json.dumps(header).encode()
     return _LENGTHS.pack(len(head), len(body)) + head + body

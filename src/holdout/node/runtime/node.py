@@ -24,7 +24,7 @@ from holdout.node.membership.members import KEYS
 from holdout.node.membership.network_parameters import notes_on
 from holdout.node.network.blobs import Blobs, Fetcher
 from holdout.node.network.gossip import Gossip
-from holdout.node.network.inbox import Allowance, Inbox
+from holdout.node.network.queues import Allowance, Inbox
 from holdout.node.network.refusals import Refusals
 from holdout.node.network.transport import ZenohTransport
 from holdout.node.network.zenoh_config import Endpoint, Peer
@@ -128,8 +128,7 @@ class _Node:
             spent=self.spent,
             until=until,
         )
-        for worker, _, _ in store.evidence():
-            self.service.evidence[worker] = self.service.evidence.get(worker, 0) + 1
+        self.service.evidence.update(worker for worker, _, _ in store.evidence())
         if make_misbehaviour is not None:
             self.service.misbehaviour = make_misbehaviour(
                 self.service, folder.identity, folder.network

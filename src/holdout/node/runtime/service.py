@@ -9,7 +9,7 @@ ballots, one thread computes models and another writes: meanwhile, voting goes o
 import asyncio
 import os
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
 from typing import Any
@@ -53,7 +53,7 @@ from holdout.ids import Digest
 from holdout.node.logs import Log
 from holdout.node.network.blobs import Blobs, Fetcher
 from holdout.node.network.gossip import Gossip
-from holdout.node.network.inbox import Dropped, Inbox, is_agreement
+from holdout.node.network.queues import Dropped, Inbox, is_agreement
 from holdout.node.network.transport import Transport
 from holdout.node.runtime.archive import Archive
 from holdout.node.runtime.jobs import Jobs, Misbehaviour
@@ -109,7 +109,7 @@ class Service:
         self._until = until
         self.counters = Counters()
         self.accuracy: float | None = None
-        self.evidence: dict[int, int] = {}
+        self.evidence: Counter[int] = Counter()
         self.halted: str | None = None
         self._idle = Idle(spent)
         self._archive = archive
@@ -348,7 +348,7 @@ class Service:
 
     def _report(self, action: ReportEvidence) -> None:
         kind = action.evidence.first.kind
-        self.evidence[action.worker] = self.evidence.get(action.worker, 0) + 1
+        self.evidence[action.worker] += 1
         self._log.warning("evidence", worker=action.worker, kind=kind.name.lower())
         self._begin(self._archive.add_evidence(action))
 
@@ -424,7 +424,7 @@ class Service:
         with suppress(LearnerFailed):
             self.accuracy = await self._learner.accuracy(model)
 
-    # -- beside -----------------------------------------------------------------------------------
+    # -- tasks beside the loop --------------------------------------------------------------------
 
     def _begin(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.create_task(work)

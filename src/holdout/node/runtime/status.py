@@ -17,7 +17,7 @@ from holdout.agreement.sortition import Role
 from holdout.errors import UserError
 from holdout.node.membership.genesis import Network
 from holdout.node.network.blobs import Blobs, Fetcher
-from holdout.node.network.inbox import Inbox
+from holdout.node.network.queues import Inbox
 from holdout.node.network.refusals import Refusals
 from holdout.node.network.transport import ZenohTransport
 from holdout.node.runtime.archive import Archive

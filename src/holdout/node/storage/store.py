@@ -439,5 +439,5 @@ def failing_clearly(folder: Path) -> Iterator[None]:
     except (OSError, sqlite3.Error) as error:
         raise StoreError(
             f"{folder} cannot be written ({error}); this node stops, since it must not say what it"
-            " cannot remember. What was written before is whole: mend the disk and start it again"
+            " cannot remember. What was written before is whole: repair the disk and start it again"
         ) from error

@@ -84,7 +84,7 @@ def _read_store(
 
 def _check_chain(store: Store, folder: Path, genesis: Genesis) -> None:
     if store.chain() != genesis.chain:
-        raise UserError(f"{folder} holds the store of another network than the genesis file names")
+        raise UserError(f"{folder} holds the store of a network that is not the genesis file's")
 
 
 def _tidy(folder: Path) -> None:
