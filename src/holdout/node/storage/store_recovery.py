@@ -84,7 +84,9 @@ def _read_store(
 
 def _check_chain(store: Store, folder: Path, genesis: Genesis) -> None:
     if store.chain() != genesis.chain:
-        raise UserError(f"{folder} holds the store of a network that is not the genesis file's")
+        raise UserError(
+            f"{folder} holds the store of another network, not of the one in the genesis file"
+        )
 
 
 def _tidy(folder: Path) -> None:
