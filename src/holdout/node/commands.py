@@ -8,7 +8,7 @@ import contextlib
 import json
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -42,12 +42,23 @@ def _parser(commands: Any, name: str, about: str) -> argparse.ArgumentParser:
     return made
 
 
+def _command(
+    commands: Any, name: str, about: str, run: Callable[[argparse.Namespace], int], folder: str
+) -> argparse.ArgumentParser:
+    """The parser of a command on a folder."""
+    made = _parser(commands, name, about)
+    made.add_argument("folder", type=Path, metavar=folder)
+    made.set_defaults(run=run)
+    return made
+
+
 def _add_node(commands: Any) -> None:
     node = _parser(commands, "node", "run one member of a network that has no server")
     what = node.add_subparsers(dest="what", required=True, metavar="WHAT")
 
-    init = _parser(what, "init", "make a member's folder: keys, certificate request, node.toml")
-    init.add_argument("folder", type=Path, metavar="DIR")
+    init = _command(
+        what, "init", "make a member's folder: keys, certificate request, node.toml", _init, "DIR"
+    )
     init.add_argument("--name", required=True, help="the member's name, in its certificate too")
     init.add_argument(
         "--address", required=True, metavar="HOST:PORT", help="where others reach this node"
@@ -60,50 +71,46 @@ def _add_node(commands: Any) -> None:
         metavar="PACKAGE.MODULE:NAME",
         help="the function that makes the member's worker (default: the demo's)",
     )
-    init.set_defaults(run=_init)
 
-    reveal = _parser(what, "reveal", "reveal this member's share of the beacon for a setup file")
-    reveal.add_argument("folder", type=Path, metavar="DIR")
+    reveal = _command(
+        what, "reveal", "reveal this member's share of the beacon for a setup file", _reveal, "DIR"
+    )
     reveal.add_argument("setup", type=Path, metavar="SETUP.toml")
     reveal.add_argument("out", type=Path, metavar="OUT.toml")
-    reveal.set_defaults(run=_reveal)
 
-    join = _parser(what, "join", "make the node a member of a network, once")
-    join.add_argument("folder", type=Path, metavar="DIR")
+    join = _command(what, "join", "make the node a member of a network, once", _join, "DIR")
     join.add_argument("network", type=Path, metavar="NETWORK_DIR")
-    join.set_defaults(run=_join)
 
-    run = _parser(what, "run", "run the node until SIGTERM or Ctrl-C")
-    run.add_argument("folder", type=Path, metavar="DIR")
+    run = _command(what, "run", "run the node until SIGTERM or Ctrl-C", _run, "DIR")
     run.add_argument("--until", type=_positive, metavar="ROUND", help="take part up to this round")
-    run.set_defaults(run=_run)
 
-    status = _parser(what, "status", "show how the running node is doing")
-    status.add_argument("folder", type=Path, metavar="DIR")
+    status = _command(what, "status", "show how the running node is doing", _status, "DIR")
     status.add_argument("--json", action="store_true", help="print one JSON document")
-    status.set_defaults(run=_status)
 
-    verify = _parser(what, "verify", "verify the whole chain of certificates, offline")
-    verify.add_argument("folder", type=Path, metavar="DIR")
+    verify = _command(
+        what, "verify", "verify the whole chain of certificates, offline", _verify, "DIR"
+    )
     verify.add_argument(
         "--full", action="store_true", help="also execute again every round that is still kept"
     )
-    verify.set_defaults(run=_verify)
 
-    export = _parser(what, "export", "write the model of a round as a safetensors file")
-    export.add_argument("folder", type=Path, metavar="DIR")
+    export = _command(
+        what, "export", "write the model of a round as a safetensors file", _export, "DIR"
+    )
     export.add_argument("--round", type=int, metavar="R", help="default: the newest")
     export.add_argument("out", type=Path, metavar="MODEL.safetensors")
-    export.set_defaults(run=_export)
 
 
 def _add_network(commands: Any) -> None:
     network = _parser(commands, "network", "create a network from its members' public parts")
     what = network.add_subparsers(dest="what", required=True, metavar="WHAT")
-    create = _parser(
-        what, "create", "make a genesis file from the members' files, and sign their certificates"
+    create = _command(
+        what,
+        "create",
+        "make a genesis file from the members' files, and sign their certificates",
+        _create,
+        "NETWORK_DIR",
     )
-    create.add_argument("folder", type=Path, metavar="NETWORK_DIR")
     create.add_argument(
         "--members", nargs="+", type=Path, metavar="MEMBER", help="member.toml files or folders"
     )
@@ -134,12 +141,15 @@ def _add_network(commands: Any) -> None:
     beacon.add_argument(
         "--reveals", nargs="+", type=Path, metavar="SHARE", help="every member's revealed share"
     )
-    create.set_defaults(run=_create)
 
-    certify = _parser(what, "certify", "sign members' certificates again, before they expire")
-    certify.add_argument("folder", type=Path, metavar="NETWORK_DIR")
+    certify = _command(
+        what,
+        "certify",
+        "sign members' certificates again, before they expire",
+        _certify,
+        "NETWORK_DIR",
+    )
     certify.add_argument("members", nargs="+", type=Path, metavar="MEMBER")
-    certify.set_defaults(run=_certify)
 
 
 def _add_parameters(create: argparse.ArgumentParser) -> None:

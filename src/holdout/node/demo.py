@@ -29,42 +29,17 @@ GAMMA = 1.5
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class DemoWorker:
+class DemoWorker(HonestWorker):
     """An honest worker that can also tell how good a model is."""
 
-    honest: HonestWorker
     x_test: Tensor
     y_test: Tensor
-
-    def propose(
-        self, weights: Tensor, *, round_number: RoundNumber, learning_rate: float
-    ) -> Tensor:
-        """Propose an update, as Algorithm 2 says."""
-        return self.honest.propose(weights, round_number=round_number, learning_rate=learning_rate)
-
-    def vote(
-        self,
-        weights: Tensor,
-        proposals: Mapping[ProposalId, Tensor],
-        *,
-        round_number: RoundNumber,
-        learning_rate: float,
-        terms: Terms,
-    ) -> Ballot:
-        """Vote on the proposals, as Algorithm 2 says."""
-        return self.honest.vote(
-            weights,
-            proposals,
-            round_number=round_number,
-            learning_rate=learning_rate,
-            terms=terms,
-        )
 
     def accuracy(self, weights: Tensor) -> float:
         """The share of the test digits that the model classifies correctly."""
         with torch.no_grad():
-            parts = vector.unflatten(self.honest.model, weights)
-            logits = vector.call(self.honest.model, parts, self.x_test)
+            parts = vector.unflatten(self.model, weights)
+            logits = vector.call(self.model, parts, self.x_test)
         return float((logits.argmax(dim=1) == self.y_test).double().mean())
 
 
@@ -93,8 +68,7 @@ def make_worker(
     )[member]
     shard = Shard(dataset.x_train, dataset.y_train, torch.from_numpy(rows))
     recipe = Recipe(batch_size, 1, holdout_samples)
-    honest = HonestWorker(WorkerId(member), model, shard, recipe, seed)
-    return DemoWorker(honest, dataset.x_test, dataset.y_test)
+    return DemoWorker(WorkerId(member), model, shard, recipe, seed, dataset.x_test, dataset.y_test)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -105,7 +79,7 @@ class LyingWorker:
     attack gradients of its own data, each on another mini-batch.
     """
 
-    honest: DemoWorker
+    honest: HonestWorker
     attack: Attack
     seed: int
 
@@ -128,7 +102,7 @@ class LyingWorker:
                 round_number=round_number,
                 weights=weights,
                 learning_rate=learning_rate,
-                model=self.honest.honest.model,
+                model=self.honest.model,
                 count=1,
                 known=known,
                 own_updates=lambda: known[:1],

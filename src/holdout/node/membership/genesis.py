@@ -337,10 +337,13 @@ def read_section(kind: type[S], path: Path) -> S:
     try:
         return kind.model_validate(read_toml(path))
     except ValidationError as error:
-        mistakes = [
-            f"  {'.'.join(map(str, detail['loc']))}: {detail['msg']}" for detail in error.errors()
-        ]
-        raise UserError("\n".join([f"{path} has mistakes:", *mistakes])) from None
+        listed = [f"  {mistake}" for mistake in mistakes_in(error)]
+        raise UserError("\n".join([f"{path} has mistakes:", *listed])) from None
+
+
+def mistakes_in(error: ValidationError) -> list[str]:
+    """What is wrong, one line for each key."""
+    return [f"{'.'.join(map(str, detail['loc']))}: {detail['msg']}" for detail in error.errors()]
 
 
 def _beacon(setup: Digest, members: Sequence[Member]) -> bytes:

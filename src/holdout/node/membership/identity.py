@@ -36,6 +36,7 @@ WARN_BEFORE = timedelta(days=30)
 
 SIGNING, VRF, TLS, SHARE = "signing.seed", "vrf.seed", "tls.key", "beacon.share"
 REQUEST, CERTIFICATE, AUTHORITY = "tls.csr", "tls.crt", "authority.crt"
+AUTHORITY_KEY = "authority.key"
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +96,20 @@ def _read_seed(path: Path) -> bytes:
     return seed
 
 
+def _create_key(path: Path) -> ec.EllipticCurvePrivateKey:
+    """A new key for TLS, written to a secret file."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    write_secret(
+        path,
+        key.private_bytes(
+            serialization.Encoding.PEM,
+            serialization.PrivateFormat.PKCS8,
+            serialization.NoEncryption(),
+        ),
+    )
+    return key
+
+
 # ------------------------------------------------------------------------------------------- keys
 
 
@@ -108,15 +123,7 @@ def create_identity(folder: Path, name: str) -> Identity:
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     for file in (SIGNING, VRF, SHARE):
         write_secret(folder / file, secrets.token_bytes(SEED_BYTES).hex().encode() + b"\n")
-    key = ec.generate_private_key(ec.SECP256R1())
-    write_secret(
-        folder / TLS,
-        key.private_bytes(
-            serialization.Encoding.PEM,
-            serialization.PrivateFormat.PKCS8,
-            serialization.NoEncryption(),
-        ),
-    )
+    key = _create_key(folder / TLS)
     request = (
         x509.CertificateSigningRequestBuilder()
         .subject_name(_common_name(name))
@@ -151,15 +158,7 @@ class Authority:
     def create(cls, folder: Path, network: str) -> "Authority":
         """Make a new authority, whose key stays in this folder."""
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        key = ec.generate_private_key(ec.SECP256R1())
-        write_secret(
-            folder / "authority.key",
-            key.private_bytes(
-                serialization.Encoding.PEM,
-                serialization.PrivateFormat.PKCS8,
-                serialization.NoEncryption(),
-            ),
-        )
+        key = _create_key(folder / AUTHORITY_KEY)
         start = datetime.now(UTC) - DATED_BACK
         name = _common_name(f"authority of {network}")
         certificate = (
@@ -180,9 +179,9 @@ class Authority:
     @classmethod
     def read(cls, folder: Path) -> "Authority":
         """Read the authority of this folder."""
-        key = serialization.load_pem_private_key(read_secret(folder / "authority.key"), None)
+        key = serialization.load_pem_private_key(read_secret(folder / AUTHORITY_KEY), None)
         if not isinstance(key, ec.EllipticCurvePrivateKey):
-            raise UserError(f"{folder / 'authority.key'} is not an authority's key")
+            raise UserError(f"{folder / AUTHORITY_KEY} is not an authority's key")
         return cls(key, x509.load_pem_x509_certificate((folder / AUTHORITY).read_bytes()))
 
     @property

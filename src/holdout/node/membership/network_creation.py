@@ -59,17 +59,17 @@ def create(
         folder: Where the network's files are written.
         members: Files or folders of all members; none: finish the network that is set up here.
         name: The network's name.
-        parameters: Values for some of the `Parameters`; they override the file's.
+        parameters: Values for some of the `Parameters`; they override those of the file.
         parameters_file: A file with a table [parameters].
-        rounds: The number of rounds that the sizes are planned for.
+        rounds: How many rounds the sizes are planned for.
         model: A built-in model, or a custom one as "package.module:factory".
-        weights: The first weights; drawn from the seed if not given.
-        shape: Of one sample, such as "1,28,28".
+        weights: A file with the first weights; None: they are drawn from the seed.
+        shape: The shape of one sample, such as "1,28,28".
         classes: How many classes the data has.
-        description: What data members hold, in words.
+        description: What data members hold.
         seed: Draws the first weights.
-        beacon: Public random bytes in hexadecimal.
-        reveals: Every member's share of the beacon, if there is no public one.
+        beacon: Public random bytes in hexadecimal; None: it is made of shares.
+        reveals: Files with all members' shares of the beacon.
     """
     public = None if beacon is None else _beacon(beacon)
     notes: list[str] = []

@@ -18,7 +18,7 @@ from holdout.agreement.guarantees import shortfalls
 from holdout.agreement.params import Mode, Params, RoleDraw
 from holdout.agreement.sizing import CommitteeSize, NetworkSizes, Risk, Voters
 from holdout.errors import ConfigError, UserError
-from holdout.node.membership.genesis import Parameters, read_toml
+from holdout.node.membership.genesis import Parameters, mistakes_in, read_toml
 from holdout.shares import byzantine_count, read_share
 
 ROUNDS = 1000
@@ -114,12 +114,7 @@ def _checked(values: Mapping[str, Any]) -> Parameters:
     try:
         return Parameters.model_validate(values)
     except ValidationError as error:
-        raise ConfigError(
-            [
-                f"{TABLE}.{'.'.join(map(str, detail['loc']))}: {detail['msg']}"
-                for detail in error.errors()
-            ]
-        ) from None
+        raise ConfigError([f"{TABLE}.{mistake}" for mistake in mistakes_in(error)]) from None
 
 
 def notes_on(params: Params, rounds: int = ROUNDS) -> tuple[str, ...]:

@@ -1,15 +1,14 @@
 """`node.toml`: what a member decides for itself. Members need not agree on any of it."""
 
-import tomllib
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import Field, StringConstraints, ValidationError
+from pydantic import Field, StringConstraints
 
 from holdout.agreement.params import MILLISECOND, Timing
 from holdout.config import Section
-from holdout.errors import ConfigError
-from holdout.node.membership.genesis import Address, MemberName
+from holdout.errors import UserError
+from holdout.node.membership.genesis import Address, MemberName, read_section
 from holdout.results import write_atomic
 
 SETTINGS = "node.toml"
@@ -100,36 +99,15 @@ class NodeSettings(Section):
 
 
 def read_settings(folder: Path) -> NodeSettings:
-    """The settings of a node's folder; a ConfigError lists all mistakes."""
-    path = folder / SETTINGS
-    try:
-        values = tomllib.loads(path.read_text("utf-8"))
-    except OSError as error:
-        raise ConfigError([f"{path}: cannot be read ({error.strerror})"]) from None
-    except (ValueError, RecursionError) as error:
-        raise ConfigError([f"{path}: not TOML ({error})"]) from None
-    try:
-        settings = NodeSettings.model_validate(values)
-    except ValidationError as error:
-        raise ConfigError(
-            [
-                f"{path}: {'.'.join(map(str, detail['loc']))}: {detail['msg']}"
-                for detail in error.errors()
-            ]
-        ) from None
+    """The settings of a node's folder; a UserError lists all mistakes."""
+    settings = read_section(NodeSettings, folder / SETTINGS)
     timing = settings.timing
     if timing.propose_min > timing.propose_max or timing.vote_min > timing.vote_max:
-        raise ConfigError([f"{path}: timing: a shortest wait is longer than the longest"])
+        raise UserError(f"{folder / SETTINGS}: timing: a shortest wait exceeds the longest")
     return settings
 
 
-def write_settings(
-    folder: Path,
-    *,
-    name: str,
-    listen: str,
-    make_worker: str,
-) -> None:
+def write_settings(folder: Path, *, name: str, listen: str, make_worker: str) -> None:
     """Write a new node's file, with a commented line for each default."""
     text = _TEMPLATE.format(name=name, listen=listen, make_worker=make_worker)
     write_atomic(folder / SETTINGS, text.encode())

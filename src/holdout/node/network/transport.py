@@ -60,10 +60,6 @@ class Transport(Protocol):
         """The members to which there is a connection, ascending."""
         ...
 
-    def close(self) -> None:
-        """End all connections."""
-        ...
-
 
 Serve = Callable[[int, str], bytes | None]
 """(asker, question) -> answer; called on any thread."""

@@ -11,7 +11,7 @@ from holdout.agreement.messages import Finished
 from holdout.errors import InvalidMessage
 from holdout.ids import Digest
 from holdout.node.network.blobs import Blobs
-from holdout.node.runtime.measure import Spent, Stopwatch
+from holdout.node.runtime.measure import Spent, stopwatch
 from holdout.node.storage.store import Store
 
 T = TypeVar("T")
@@ -59,7 +59,7 @@ class Archive:
         ]
         # Each state replaces the one before.
         state = persists[-1].safety
-        with Stopwatch(self._spent, "disk"):
+        with stopwatch(self._spent, "disk"):
             await self._do(lambda: self._store.persist(state, finished, blobs))
         if finished:
             self.last = finished[-1][1]

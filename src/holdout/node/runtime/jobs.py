@@ -111,9 +111,8 @@ class Jobs:
         return Proposed(job, digest)
 
     async def _judge(self, job: Judge, model: bytes) -> Event:
-        found = [self._blobs.get(BlobKind.PAYLOAD, c.payload) for c in job.candidates]
-        payloads = [data for data in found if data is not None]
-        if len(payloads) < len(found):
+        payloads = self._payloads([candidate.payload for candidate in job.candidates])
+        if payloads is None:
             return JobFailed(job)
         approved = await self._learner.judge(
             model,
@@ -127,10 +126,15 @@ class Jobs:
             approved = self.misbehaviour.ballot(job, approved)
         return Judged(job, approved)
 
+    def _payloads(self, digests: Sequence[Digest]) -> list[bytes] | None:
+        """These gradients; None: some are not here."""
+        found = [self._blobs.get(BlobKind.PAYLOAD, digest) for digest in digests]
+        held = [data for data in found if data is not None]
+        return held if len(held) == len(found) else None
+
     async def _combine(self, job: Combine, model: bytes) -> Event:
-        found = [self._blobs.get(BlobKind.PAYLOAD, payload) for payload in job.payloads]
-        payloads = [data for data in found if data is not None]
-        if len(payloads) < len(found):
+        payloads = self._payloads(job.payloads)
+        if payloads is None:
             return JobFailed(job)
 
         def combine() -> tuple[bytes | None, Digest | None, float]:

@@ -6,8 +6,9 @@ or, if a timer ended the wait and nothing else was under way, a deadline.
 
 import time
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from types import TracebackType
 
 from holdout.agreement.keys import PublicKeys, Verifier
 
@@ -29,27 +30,14 @@ class Spent:
         return {name: round(getattr(self, name), 4) for name in self.__slots__}
 
 
-class Stopwatch:
-    """Adds the time inside a `with` to one entry of `Spent`."""
-
-    __slots__ = ("_began", "_name", "_spent")
-
-    def __init__(self, spent: Spent, name: str) -> None:
-        self._spent = spent
-        self._name = name
-        self._began = 0.0
-
-    def __enter__(self) -> None:
-        self._began = time.perf_counter()
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        passed = time.perf_counter() - self._began
-        setattr(self._spent, self._name, getattr(self._spent, self._name) + passed)
+@contextmanager
+def stopwatch(spent: Spent, name: str) -> Iterator[None]:
+    """Add the time inside a `with` to one entry of `Spent`."""
+    began = time.perf_counter()
+    try:
+        yield
+    finally:
+        setattr(spent, name, getattr(spent, name) + time.perf_counter() - began)
 
 
 class TimedVerifier:
@@ -61,19 +49,13 @@ class TimedVerifier:
 
     def signature(self, public: bytes, message: bytes, signature: bytes) -> bool:
         """Whether the owner of this key signed the message."""
-        began = time.perf_counter()
-        try:
+        with stopwatch(self._spent, "crypto"):
             return self._verifier.signature(public, message, signature)
-        finally:
-            self._spent.crypto += time.perf_counter() - began
 
     def vrf(self, public: bytes, alpha: bytes, proof: bytes) -> bytes | None:
         """The one output of this key for `alpha`, or None if the proof does not hold."""
-        began = time.perf_counter()
-        try:
+        with stopwatch(self._spent, "crypto"):
             return self._verifier.vrf(public, alpha, proof)
-        finally:
-            self._spent.crypto += time.perf_counter() - began
 
     def key_fault(self, keys: PublicKeys) -> str | None:
         """Why these keys must not enter a roster, or None."""

@@ -282,7 +282,6 @@ class _Node:
         service.attach(transport, gossip, fetcher)
         self.reporter = Reporter(
             network=folder.network,
-            worker=folder.worker,
             expires=folder.expires,
             service=service,
             archive=self.archive,
@@ -292,7 +291,6 @@ class _Node:
             transport=transport,
             fetcher=fetcher,
             refusals=self.refusals,
-            spent=self.spent,
         )
         return transport
 

@@ -58,7 +58,7 @@ from holdout.node.network.transport import Transport
 from holdout.node.runtime.archive import Archive
 from holdout.node.runtime.jobs import Jobs, Misbehaviour
 from holdout.node.runtime.learner_client import LearnerClient
-from holdout.node.runtime.measure import Counters, Idle, Spent, Stopwatch
+from holdout.node.runtime.measure import Counters, Idle, Spent, stopwatch
 from holdout.node.runtime.pacing import Pacing, Timers, now
 
 MEETING_SECONDS = 3.0
@@ -253,7 +253,7 @@ class Service:
     async def _handle(self, event: Event) -> None:
         at = now()
         crypto = self.spent.crypto
-        with Stopwatch(self.spent, "protocol"):
+        with stopwatch(self.spent, "protocol"):
             actions: Sequence[Action] = self.player.handle(event, at)
         self.spent.protocol -= self.spent.crypto - crypto
         if self.misbehaviour is not None:

@@ -22,7 +22,6 @@ from holdout.node.network.refusals import Refusals
 from holdout.node.network.transport import ZenohTransport
 from holdout.node.runtime.archive import Archive
 from holdout.node.runtime.learner_client import LearnerClient
-from holdout.node.runtime.measure import Spent
 from holdout.node.runtime.service import Service
 
 SOCKET = "status.sock"
@@ -36,7 +35,6 @@ class Reporter:
     """Gathers what the parts of a node have to tell."""
 
     network: Network
-    worker: int
     expires: datetime
     """When the node's certificate ends."""
     service: Service
@@ -47,7 +45,6 @@ class Reporter:
     transport: ZenohTransport
     fetcher: Fetcher
     refusals: Refusals
-    spent: Spent
     began: float = field(default_factory=time.monotonic)
 
     def report(self) -> dict[str, Any]:
@@ -57,8 +54,8 @@ class Reporter:
         last = self.archive.last
         pid = self.learner.pid
         return {
-            "node": self._name(self.worker),
-            "worker": self.worker,
+            "node": self._name(service.worker),
+            "worker": service.worker,
             "network": self.network.identity,
             "round": player.round,
             "decided": decided,
@@ -107,7 +104,7 @@ class Reporter:
                 "sent": dict(self.transport.sent),
                 "received": dict(self.transport.received),
             },
-            "seconds": {"up": time.monotonic() - self.began, **self.spent.as_dict()},
+            "seconds": {"up": time.monotonic() - self.began, **service.spent.as_dict()},
             "held": {"messages": player.held(), "blobs": self.blobs.size, "inbox": len(self.inbox)},
         }
 
