@@ -121,9 +121,8 @@ class ChosenLies:
         )
         return tuple(sorted(int(place) for place in coalition(view)))
 
-    def withholds(self, kind: BlobKind, digest: Digest) -> bool:
+    def withholds(self, kind: BlobKind) -> bool:
         """Give no gradient to anybody."""
-        del digest
         return "withhold" in self._lies and kind is BlobKind.PAYLOAD
 
     # -- lies -------------------------------------------------------------------------------------

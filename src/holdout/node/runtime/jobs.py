@@ -45,8 +45,8 @@ class Misbehaviour(Protocol):
         """The updates that it approves in place of its worker's choice."""
         ...
 
-    def withholds(self, kind: BlobKind, digest: Digest) -> bool:
-        """Whether it refuses to hand out this blob."""
+    def withholds(self, kind: BlobKind) -> bool:
+        """Whether it refuses to hand out blobs of this kind."""
         ...
 
 

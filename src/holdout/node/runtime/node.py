@@ -297,9 +297,7 @@ class _Node:
     def _serve(self, asker: int, question: str) -> bytes | None:
         del asker
         misbehaviour = self.service.misbehaviour
-        if misbehaviour is not None:
-            kind, _, rest = question.partition("/")
-            digest = Digest(bytes.fromhex(rest.partition("/")[0]))
-            if misbehaviour.withholds(BlobKind(int(kind)), digest):
-                return None
+        kind = question.partition("/")[0]
+        if misbehaviour is not None and misbehaviour.withholds(BlobKind(int(kind))):
+            return None
         return self.blobs.serve(question)
