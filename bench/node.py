@@ -2,8 +2,8 @@
 
 `python -m bench.node --nodes 20 --model linear` measures other networks. The rows of `make bench`
 are seven nodes with the paper's network on the bundled digits, everybody proposing and voting:
-waiting on deadlines below 30 % of a round, at most 0.2 s of protocol CPU a node and round, and at
-most 1.5 times the bytes that there must be (each node receives each gradient once).
+waiting on deadlines takes less than 30 % of a round, protocol work at most 0.2 s of CPU per node
+and round, and a node receives at most 1.5 times the bytes it needs (each gradient once).
 """
 
 import argparse
@@ -18,38 +18,38 @@ from typing import Any
 
 from bench.measure import Row
 from holdout.errors import UserError
-from holdout.node.localnet.network import LocalnetPlan, LocalNode, prepare, start, stop_all
+from holdout.node.localnet.launcher import LocalnetPlan, LocalNode, prepare, start, stop_all
 from holdout.node.membership.genesis import GENESIS, Network
 from holdout.node.runtime.status import ask_status
 
 WARM_UP = 3
 PARTS = ("compute", "deadlines", "network", "disk", "crypto", "protocol")
-MODELS = {"mlp": "mlp", "linear": "holdout.node.localnet.demo_worker:linear"}
+MODELS = {"mlp": "mlp", "linear": "holdout.node.demo:linear"}
 
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """Means over the nodes, for one round."""
+    """What one round costs, as means over the nodes."""
 
     nodes: int
     seconds: float
     parts: dict[str, float]
-    """Seconds of a round by what they were spent on; the rest is other work of the machine."""
+    """Seconds of a round, by what they were spent on; the rest is other work of the machine."""
     cpu: float
-    """Seconds of the node's process, its learner not counted."""
+    """CPU seconds of the node's process, without its learner."""
     bytes_received: float
     bytes_needed: float
     memory: int
-    """Of the largest node, with its learner."""
+    """Bytes of the largest node, with its learner."""
     delivered: float
-    """Bytes of small messages that came in, against those that were sent."""
+    """The share of small messages, in bytes, that arrived."""
     connected: float
-    """Pairs of nodes with a connection."""
+    """The share of pairs of nodes that have a connection."""
     periods: float
-    """Beyond the first, a round."""
+    """Periods of a round, beyond the first."""
 
     def describe(self) -> str:
-        """For people."""
+        """All of it in one line."""
         parts = ", ".join(f"{name} {1e3 * self.parts[name]:.0f} ms" for name in PARTS)
         return (
             f"{self.nodes} nodes: {self.seconds:.2f} s a round ({parts});"
@@ -61,7 +61,7 @@ class Measured:
 
 
 def measure(nodes: int = 7, rounds: int = 15, model: str = "mlp", stagger: float = 0.0) -> Measured:
-    """Run a healthy network for some rounds and look at what it did between two of them."""
+    """Run a healthy network, and compare what its nodes say at two of its rounds."""
     with tempfile.TemporaryDirectory(dir=Path.cwd()) as folder:
         plan = LocalnetPlan(
             Path(folder) / "net",
@@ -133,7 +133,7 @@ def _compare(
 
 
 def rows() -> list[Row]:
-    """The promises; each ratio is what is allowed against what was measured."""
+    """The promises: each ratio is what is allowed divided by what was measured."""
     found = measure()
     sys.stderr.write(found.describe() + "\n")
     waiting = found.parts["deadlines"] / found.seconds

@@ -20,14 +20,14 @@ from pathlib import Path
 import numpy as np
 
 from holdout.errors import UserError
-from holdout.node.localnet.network import free_ports
-from holdout.node.membership import members
+from holdout.node.localnet.launcher import free_ports
+from holdout.node.membership import members, network_creation
 from holdout.node.membership.genesis import DataSection, Parameters
+from holdout.node.membership.model_files import describe_model
 from holdout.node.membership.network_parameters import usual_parameters
+from holdout.node.runtime.folder import join
 from holdout.node.runtime.status import ask_status
-from holdout.node.storage.audit import audit
-from holdout.node.storage.model_files import describe_model
-from holdout.node.storage.offline import opened
+from holdout.node.storage.audit import audit, opened
 
 HERE = Path(__file__).parent
 SHAPE, CLASSES = (8,), 3
@@ -127,13 +127,11 @@ class Network:
         ports = free_ports(nodes)
         addresses = addresses or [f"127.0.0.1:{port}" for port in ports]
         for index, name in enumerate(self.names):
-            more = self._more(index, ports, proxies)
             members.init_node(
                 self.of(index),
                 name=name,
                 address=addresses[index],
                 make_worker="tiny_worker:make_worker",
-                more=more,
             )
             shutil.copy(HERE / "tiny_worker.py", self.of(index))
             self.edit(
@@ -142,6 +140,8 @@ class Network:
                 "[timing]\ndelay = 300\nfetch = 300\npropose_max = 3000\nvote_max = 3000\n"
                 + timing,
             )
+            if proxies:
+                self.edit(index, "[peers]\n", "[peers]\n" + self._peers(index, ports))
             self.edit(index, "[storage]\n", f"[storage]\nfree_megabytes_min = 1\n{storage}")
             self.edit(
                 index, "[worker_options]\n", "[worker_options]\n" + (options or {}).get(index, "")
@@ -153,21 +153,19 @@ class Network:
             "bias": np.zeros(CLASSES, np.float32),
         }
         self.network = self.folder / "network"
-        members.draft_network(
+        network_creation.draft_network(
             self.network,
-            members.gather([self.of(i) for i in range(nodes)]),
+            network_creation.gather([self.of(i) for i in range(nodes)]),
             name="test",
             parameters=parameters,
             model=describe_model("tiny_worker:make_model", tensors),
             data=DataSection(description="synthetic", shape=list(SHAPE), classes=CLASSES),
         )
-        self.made = members.finish_network(self.network, beacon=bytes(32))
+        self.made = network_creation.finish_network(self.network, beacon=bytes(32))
         for index in range(nodes):
-            members.join(self.of(index), self.network)
+            join(self.of(index), self.network)
 
-    def _more(self, index, ports, proxies):
-        if not proxies:
-            return ""
+    def _peers(self, index, ports):
         lines = []
         for other in range(index):
             self.proxies[index, other] = proxy = Proxy(ports[other])

@@ -9,7 +9,7 @@ from test_inbox import params
 from holdout.agreement import aggregate
 from holdout.agreement.events import BlobKind
 from holdout.node.network.blobs import Blobs, Fetcher
-from holdout.node.network.transport import CHUNK_BYTES
+from holdout.node.network.zenoh_config import CHUNK_BYTES
 from holdout.seeds import stream
 
 DIMENSION = 10

@@ -12,7 +12,7 @@ from node_rig import Network as Processes
 from safetensors.numpy import load_file
 
 from holdout.cli import run_command
-from holdout.node.localnet.network import free_ports
+from holdout.node.localnet.launcher import free_ports
 from holdout.node.membership.genesis import Network
 from holdout.node.membership.network_parameters import usual_parameters
 
@@ -123,10 +123,10 @@ def test_mistakes_are_told_with_exit_code_2(arguments, said, capsys, tmp_path, m
     [
         (("--shape", "4,0"), "whole numbers from 1 on"),
         (("--shape", "x"), "whole numbers from 1 on"),
-        (("--classes", "0"), "a class at least"),
+        (("--classes", "0"), "at least one class"),
         (("--name", "Our Network"), "network's name"),
         (("--model", "nonsense"), "package.module:name"),
-        (("--weights", "member.toml"), "no safetensors file"),
+        (("--weights", "member.toml"), "not a safetensors file"),
         (("--byzantine", "2"), "3B + 1"),
         (("--byzantine", f"0.{'2' * 20}"), "at most 18 digits"),
         (("--learning-rate", "nan"), "learning_rates"),
@@ -187,7 +187,7 @@ def test_a_mistaken_worker_leaves_nothing_that_stands_in_the_way(tmp_path, capsy
 def test_keys_are_never_made_anew(tmp_path, capsys):
     init_all(tmp_path)
     assert run("node", "init", tmp_path / "bob", "--name", "bob", "--address", "h:1") == 2
-    assert "never made anew" in capsys.readouterr().err
+    assert "never replaced" in capsys.readouterr().err
 
 
 @pytest.mark.slow

@@ -6,20 +6,21 @@ import numpy as np
 import pytest
 
 from holdout.errors import UserError
-from holdout.node.membership import members
+from holdout.node.membership import members, network_creation
 from holdout.node.membership.genesis import GENESIS, DataSection, Network
-from holdout.node.membership.member_files import read_member, read_share_file
+from holdout.node.membership.members import read_member, read_share_file
+from holdout.node.membership.model_files import MODEL, describe_model, load_model, save_model
 from holdout.node.membership.network_parameters import usual_parameters
-from holdout.node.storage.model_files import MODEL, describe_model, load_model, save_model
+from holdout.node.runtime.folder import join
 
 
 def draft(folder, names=("alice", "bob", "carol", "dave"), byzantine=1):
     for place, name in enumerate(names):
         members.init_node(folder / name, name=name, address=f"127.0.0.1:{5000 + place}")
     tensors = {"w": np.arange(6, dtype=np.float32).reshape(2, 3), "b": np.zeros(2, np.float32)}
-    return members.draft_network(
+    return network_creation.draft_network(
         folder / "net",
-        members.gather([folder / name for name in names]),
+        network_creation.gather([folder / name for name in names]),
         name="trial",
         parameters=usual_parameters(len(names), byzantine, 0.1),
         model=describe_model("own:model", tensors),
@@ -39,7 +40,7 @@ def test_commit_and_reveal_make_a_network_that_reads_back(tmp_path):
     before = draft(tmp_path)
     with pytest.raises(UserError, match="no beacon yet"):
         _ = before.genesis
-    network = members.finish_network(tmp_path / "net", reveals=reveal_all(tmp_path))
+    network = network_creation.finish_network(tmp_path / "net", reveals=reveal_all(tmp_path))
     again = Network.read(tmp_path / "net" / GENESIS)
     assert again.identity == network.identity
     assert again.setup == before.setup
@@ -51,11 +52,11 @@ def test_a_missing_or_wrong_share_is_named(tmp_path):
     network = draft(tmp_path)
     shares = reveal_all(tmp_path)
     with pytest.raises(UserError, match="missing: dave"):
-        members.finish_network(tmp_path / "net", reveals=shares[:3])
+        network_creation.finish_network(tmp_path / "net", reveals=shares[:3])
     text = shares[1].read_text()
     shares[1].write_text(re.sub(r'share = "..', 'share = "ff', text))
     with pytest.raises(UserError, match="bob is not what it committed to"):
-        members.finish_network(tmp_path / "net", reveals=shares)
+        network_creation.finish_network(tmp_path / "net", reveals=shares)
     shares[1].write_text(re.sub(r'setup = "..', 'setup = "ff', text))
     with pytest.raises(UserError, match="another network"):
         read_share_file(shares[1], network)
@@ -63,7 +64,7 @@ def test_a_missing_or_wrong_share_is_named(tmp_path):
 
 def test_every_byte_that_counts_changes_the_identity(tmp_path):
     draft(tmp_path)
-    network = members.finish_network(tmp_path / "net", beacon=bytes(32))
+    network = network_creation.finish_network(tmp_path / "net", beacon=bytes(32))
     path = tmp_path / "net" / GENESIS
     text = path.read_text()
     changed = {
@@ -93,7 +94,7 @@ def test_every_byte_that_counts_changes_the_identity(tmp_path):
 )
 def test_a_file_with_a_mistake_is_refused(tmp_path, old, new, said):
     draft(tmp_path)
-    members.finish_network(tmp_path / "net", beacon=bytes(32))
+    network_creation.finish_network(tmp_path / "net", beacon=bytes(32))
     path = tmp_path / "net" / GENESIS
     text = path.read_text()
     assert old in text
@@ -104,7 +105,7 @@ def test_a_file_with_a_mistake_is_refused(tmp_path, old, new, said):
 
 def test_two_members_with_one_key_are_refused(tmp_path):
     draft(tmp_path)
-    members.finish_network(tmp_path / "net", beacon=bytes(32))
+    network_creation.finish_network(tmp_path / "net", beacon=bytes(32))
     path = tmp_path / "net" / GENESIS
     keys = re.findall(r'signing = "([0-9a-f]+)"', path.read_text())
     path.write_text(path.read_text().replace(keys[1], keys[0]))
@@ -124,21 +125,21 @@ def test_a_members_file_proves_itself(tmp_path):
 
 def test_joining_happens_once_and_only_with_the_right_keys(tmp_path):
     draft(tmp_path)
-    members.finish_network(tmp_path / "net", beacon=bytes(32))
-    members.join(tmp_path / "alice", tmp_path / "net")
+    network_creation.finish_network(tmp_path / "net", beacon=bytes(32))
+    join(tmp_path / "alice", tmp_path / "net")
     with pytest.raises(UserError, match="joined this network before"):
-        members.join(tmp_path / "alice", tmp_path / "net")
+        join(tmp_path / "alice", tmp_path / "net")
     # Not even without its store: it may have voted.
     for path in (tmp_path / "alice" / "store").glob("*.sqlite"):
         path.unlink()
     with pytest.raises(UserError, match="joined this network before"):
-        members.join(tmp_path / "alice", tmp_path / "net")
+        join(tmp_path / "alice", tmp_path / "net")
     members.init_node(tmp_path / "false", name="bob", address="127.0.0.1:5001")
     with pytest.raises(UserError, match="other keys"):
-        members.join(tmp_path / "false", tmp_path / "net")
+        join(tmp_path / "false", tmp_path / "net")
     members.init_node(tmp_path / "eve", name="eve", address="127.0.0.1:5001")
-    with pytest.raises(UserError, match="no member"):
-        members.join(tmp_path / "eve", tmp_path / "net")
+    with pytest.raises(UserError, match="not a member"):
+        join(tmp_path / "eve", tmp_path / "net")
 
 
 def test_models_travel_as_they_are(tmp_path):

@@ -24,7 +24,7 @@ from holdout.node.network.gossip import (
     PULLED_MAX,
     Gossip,
 )
-from holdout.node.network.inbox import Allowance, Meter
+from holdout.node.network.queues import Allowance, Meter
 from holdout.seeds import stream
 
 

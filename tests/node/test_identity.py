@@ -80,7 +80,7 @@ def test_a_certificate_lets_its_owner_in_and_nobody_else(tmp_path):
 def test_a_request_in_another_name_is_refused(tmp_path):
     authority = Authority.create(tmp_path / "ca", "net")
     request = create_identity(tmp_path / "a", "alice").request
-    with pytest.raises(UserError, match="not its own"):
+    with pytest.raises(UserError, match="not signed with its key"):
         authority.issue(request, "bob")
     with pytest.raises(UserError, match="cannot be read"):
         authority.issue(b"nonsense", "bob")

@@ -12,7 +12,7 @@ from holdout.agreement.events import Urgency
 from holdout.agreement.messages import Kind
 from holdout.agreement.params import Params
 from holdout.ids import Digest
-from holdout.node.network.inbox import Allowance, Dropped, Inbox, Meter, is_agreement, urgency_of
+from holdout.node.network.queues import Allowance, Dropped, Inbox, Meter, is_agreement, urgency_of
 
 
 def params(n):

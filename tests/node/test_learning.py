@@ -1,4 +1,4 @@
-"""The member's own code in a process of its own, whatever it does."""
+"""The member's worker in a separate process, whatever it does."""
 
 import asyncio
 import json
@@ -17,26 +17,31 @@ from node_rig import CLASSES, SHAPE, Network
 
 from holdout.agreement import aggregate
 from holdout.errors import LearnerFailed
-from holdout.node.runtime import frames
-from holdout.node.runtime.learner_client import LearnerClient, kill
-from holdout.node.runtime.logs import Log
+from holdout.node.logs import Log
+from holdout.node.runtime.learner_client import (
+    PREFIX_BYTES,
+    LearnerClient,
+    frame_lengths,
+    kill,
+    pack_frame,
+)
 
 DIMENSION = CLASSES * (SHAPE[0] + 1)
 
 
 @given(st.dictionaries(st.text(), st.integers() | st.text()), st.binary(max_size=100))
 def test_frames_read_back(header, body):
-    data = frames.pack(header, body)
-    head, size = frames.lengths(data[: frames.PREFIX_BYTES])
-    rest = data[frames.PREFIX_BYTES :]
+    data = pack_frame(header, body)
+    head, size = frame_lengths(data[:PREFIX_BYTES])
+    rest = data[PREFIX_BYTES:]
     assert json.loads(rest[:head]) == header
     assert rest[head:] == body
     assert len(body) == size
 
 
 def test_nonsense_is_no_frame():
-    with pytest.raises(ValueError, match="no frame"):
-        frames.lengths(b"\xff" * frames.PREFIX_BYTES)
+    with pytest.raises(ValueError, match="not a frame"):
+        frame_lengths(b"\xff" * PREFIX_BYTES)
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from holdout.node.localnet.network import LocalnetPlan, command_of, prepare
+from holdout.node.localnet.launcher import LocalnetPlan, command_of, prepare
 
 pytestmark = pytest.mark.slow
 
@@ -76,4 +76,4 @@ def test_liars_are_started_as_such(tmp_path):
     assert [node.liar for node in nodes] == [False, False, False, True]
     assert "holdout.node.localnet.lying_node" in command_of(nodes[3], plan)
     assert command_of(nodes[3], plan)[-4:] == ["--liars", "3", "--until", "2"]
-    assert "holdout.node.localnet.lying_worker" in (nodes[3].folder / "node.toml").read_text()
+    assert "holdout.node.demo:make_lying_worker" in (nodes[3].folder / "node.toml").read_text()

@@ -7,15 +7,14 @@ import os
 import pytest
 
 from holdout.agreement.keys import SimulatedKeys
-from holdout.node.runtime.logs import Log
+from holdout.node.logs import Log
 from holdout.node.runtime.measure import (
     Idle,
     Spent,
-    Stopwatch,
     TimedVerifier,
-    memory_bytes,
-    prometheus,
+    stopwatch,
 )
+from holdout.node.runtime.status import memory_bytes, prometheus
 
 
 def test_idle_time_is_charged_to_what_ended_it():
@@ -33,9 +32,9 @@ def test_idle_time_is_charged_to_what_ended_it():
 
 def test_a_stopwatch_adds_up_also_when_the_work_fails():
     spent = Spent()
-    with pytest.raises(ValueError, match="no"), Stopwatch(spent, "disk"):
+    with pytest.raises(ValueError, match="no"), stopwatch(spent, "disk"):
         raise ValueError("no")
-    with Stopwatch(spent, "disk"):
+    with stopwatch(spent, "disk"):
         pass
     assert spent.disk > 0
     assert spent.as_dict()["crypto"] == 0.0

@@ -3,9 +3,9 @@
 import io
 import json
 
+from holdout.node.logs import Log
 from holdout.node.network import refusals
 from holdout.node.network.refusals import LOOK_SECONDS, SAY_SECONDS, SOMEBODY, Refusals
-from holdout.node.runtime.logs import Log
 
 MESSAGE = (
     "\x1b[2m2026-01-01T00:00:00Z\x1b[0m \x1b[35mTRACE\x1b[0m rx-0 \x1b[1mdemux\x1b[0m{zid=77 "

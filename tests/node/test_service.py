@@ -37,10 +37,10 @@ from holdout.agreement.messages import Kind
 from holdout.agreement.params import Timing
 from holdout.errors import LearnerFailed, StoreError
 from holdout.ids import Digest
+from holdout.node.logs import Log
 from holdout.node.network.blobs import Blobs, Fetcher
 from holdout.node.network.gossip import GOODBYE, PULL, Gossip
-from holdout.node.network.inbox import Inbox
-from holdout.node.runtime.logs import Log
+from holdout.node.network.queues import Inbox
 from holdout.node.runtime.measure import Spent
 from holdout.node.runtime.pacing import Pacing
 from holdout.node.runtime.service import STEPS_IN_A_ROW, Service

@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from holdout.node.network.peer_work import PeerWork
+from holdout.node.network.queues import PeerWork
 
 
 def until(condition, seconds=5.0):

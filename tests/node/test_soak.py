@@ -179,7 +179,7 @@ def test_a_clock_that_is_off_by_an_hour_has_no_effect(make_network, tmp_path, mo
 
 
 def _signers(network, node):
-    from holdout.node.storage.offline import opened
+    from holdout.node.storage.audit import opened
 
     with opened(network.of(node)) as (store, _):
         items = store.finished(1, store.height())

@@ -23,9 +23,9 @@ from holdout.agreement.messages import (
 )
 from holdout.errors import StoreError, UserError
 from holdout.ids import Digest
-from holdout.node.membership import members
+from holdout.node.membership import network_creation
 from holdout.node.membership.genesis import GENESIS, Network
-from holdout.node.storage.model_files import MODEL, load_model
+from holdout.node.membership.model_files import MODEL, load_model
 from holdout.node.storage.store import BLOBS, DATABASE, Retention, Store, locked
 from holdout.node.storage.store_recovery import checked_blob, open_store
 
@@ -34,7 +34,7 @@ from holdout.node.storage.store_recovery import checked_blob, open_store
 def network(tmp_path_factory):
     folder = tmp_path_factory.mktemp("net")
     draft(folder)
-    members.finish_network(folder / "net", beacon=bytes(32))
+    network_creation.finish_network(folder / "net", beacon=bytes(32))
     made = Network.read(folder / "net" / GENESIS)
     return made, load_model(folder / "net" / MODEL, made.file.model)
 
@@ -245,7 +245,7 @@ def test_a_commit_leaves_no_lock_and_cannot_come_undone(store_folder, network):
 
 def test_a_store_of_another_network_is_refused(store_folder, tmp_path):
     draft(tmp_path / "other")
-    members.finish_network(tmp_path / "other" / "net", beacon=bytes(32))
+    network_creation.finish_network(tmp_path / "other" / "net", beacon=bytes(32))
     other = Network.read(tmp_path / "other" / "net" / GENESIS)
     model = load_model(tmp_path / "other" / "net" / MODEL, other.file.model)
     with pytest.raises(UserError, match="another network"):

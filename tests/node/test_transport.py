@@ -11,17 +11,11 @@ import zenoh
 from holdout.agreement.events import Urgency
 from holdout.agreement.messages import Kind
 from holdout.errors import UserError
-from holdout.node.localnet.network import free_ports
+from holdout.node.localnet.launcher import free_ports
 from holdout.node.membership.identity import AUTHORITY, CERTIFICATE, TLS, Authority, create_identity
-from holdout.node.network.inbox import Allowance, Dropped, Inbox
-from holdout.node.network.transport import (
-    CHUNK_BYTES,
-    WAITING_MAX,
-    Endpoint,
-    Peer,
-    ZenohTransport,
-    _config,
-)
+from holdout.node.network.queues import Allowance, Dropped, Inbox
+from holdout.node.network.transport import WAITING_MAX, ZenohTransport
+from holdout.node.network.zenoh_config import CHUNK_BYTES, Endpoint, Peer, zenoh_config
 
 NAMES = ("alice", "bob", "carol")
 NETWORK = "ab" * 32
@@ -205,7 +199,7 @@ def test_who_asks_among_the_votes_and_does_not_read_holds_no_vote_up(folder, cap
         alice, _ = connect(folder, members, 0, answer=lambda *_: bytes(CHUNK_BYTES))
         stack.callback(alice.close)
         bob = stack.enter_context(
-            zenoh.open(_config(prefix, endpoint(folder, members, 1), members[:1]))
+            zenoh.open(zenoh_config(prefix, endpoint(folder, members, 1), members[:1]))
         )
         stack.callback(reading.set)
         bob.declare_subscriber(f"{prefix}/*/all", zenoh.handlers.Callback(lambda _: None))
@@ -278,7 +272,7 @@ def test_nobody_writes_under_anothers_prefix_or_reads_what_is_not_for_it(folder)
         (carol, carols) = connect(folder, members, 2)
         stack.callback(carol.close)
         # Bob has a valid certificate and a client of his own making.
-        config = _config(f"holdout/{NETWORK[:16]}", endpoint(folder, members, 1), members[::2])
+        config = zenoh_config(f"holdout/{NETWORK[:16]}", endpoint(folder, members, 1), members[::2])
         bob = stack.enter_context(zenoh.open(config))
         overheard = []
         bob.declare_subscriber(

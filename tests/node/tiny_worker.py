@@ -1,4 +1,4 @@
-"""A member's own code, as small as it gets: a linear model on private synthetic data."""
+"""A member's worker, as small as it gets: a linear model on private synthetic data."""
 
 import time
 

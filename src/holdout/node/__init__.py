@@ -1,6 +1,13 @@
-"""A real network: one process a worker, Zenoh between them, everything that must last on disk.
+"""A real network: one process for each member, Zenoh between them, and a store for what must last.
 
-`service` drives the agreement core; `transport` and `gossip` carry its messages; `store` keeps what
-must not be forgotten; `learner` runs the member's own `Worker` in a process of its own. Nothing
-here is imported by the rest of the package.
+commands    the command line: `holdout node`, `holdout network`, `holdout localnet`
+localnet    a whole network on one machine, for rehearsals, with nodes that lie
+runtime     one node that runs: the agreement core, driven, and the member's worker beside it
+network     how messages and blobs travel between members
+storage     what outlives a crash, and how it is verified
+membership  keys, certificates, the genesis file, node.toml
+demo        workers on the bundled digits
+logs        the node's log
+
+A room knows those below it; `network` and `storage` do not know each other.
 """

@@ -1,7 +1,6 @@
 """The commands `holdout node ...`, `holdout network ...` and `holdout localnet`.
 
-Parsing and printing only, like `holdout.cli`, which adds these commands to its own. What is slow to
-import is imported by the command that needs it.
+Parsing and printing only. What is slow to import is imported by the command that needs it.
 """
 
 import argparse
@@ -9,17 +8,28 @@ import contextlib
 import json
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 from holdout.errors import AuditError, LocalnetFailed, UserError
 
 EXIT_FAILURE = 1
+PARAMETERS = (
+    "byzantine",
+    "proposers",
+    "voters",
+    "leaders",
+    "ballots_min",
+    "byzantine_voters_max",
+    "mode",
+    "role_draw",
+)
+"""Parameters of a network that `holdout network create` has an option for, of the same name."""
 
 
 def add_commands(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    """The parsers; each sets `run` to the function that does the work."""
+    """Add the parsers; each sets `run` to the function that does the work."""
     _add_node(commands)
     _add_network(commands)
     _add_localnet(commands)
@@ -32,67 +42,75 @@ def _parser(commands: Any, name: str, about: str) -> argparse.ArgumentParser:
     return made
 
 
+def _command(
+    commands: Any, name: str, about: str, run: Callable[[argparse.Namespace], int], folder: str
+) -> argparse.ArgumentParser:
+    """The parser of a command on a folder."""
+    made = _parser(commands, name, about)
+    made.add_argument("folder", type=Path, metavar=folder)
+    made.set_defaults(run=run)
+    return made
+
+
 def _add_node(commands: Any) -> None:
-    node = _parser(commands, "node", "run one member of a network without a server")
+    node = _parser(commands, "node", "run one member of a network that has no server")
     what = node.add_subparsers(dest="what", required=True, metavar="WHAT")
 
-    init = _parser(what, "init", "make a member's folder: keys, certificate request, node.toml")
-    init.add_argument("folder", type=Path, metavar="DIR")
+    init = _command(
+        what, "init", "make a member's folder: keys, certificate request, node.toml", _init, "DIR"
+    )
     init.add_argument("--name", required=True, help="the member's name, in its certificate too")
     init.add_argument(
         "--address", required=True, metavar="HOST:PORT", help="where others reach this node"
     )
-    init.add_argument("--listen", metavar="HOST:PORT", help="where it listens (default: address)")
+    init.add_argument(
+        "--listen", metavar="HOST:PORT", help="where it listens (default: the address)"
+    )
     init.add_argument(
         "--worker",
-        default="holdout.node.localnet.demo_worker:make_worker",
         metavar="PACKAGE.MODULE:NAME",
-        help="the member's own code",
+        help="the function that makes the member's worker (default: the demo's)",
     )
-    init.set_defaults(run=_init)
 
-    reveal = _parser(what, "reveal", "reveal this member's share of the beacon for a setup file")
-    reveal.add_argument("folder", type=Path, metavar="DIR")
+    reveal = _command(
+        what, "reveal", "reveal this member's share of the beacon for a setup file", _reveal, "DIR"
+    )
     reveal.add_argument("setup", type=Path, metavar="SETUP.toml")
     reveal.add_argument("out", type=Path, metavar="OUT.toml")
-    reveal.set_defaults(run=_reveal)
 
-    join = _parser(what, "join", "make the node a member of a network: its store is made, once")
-    join.add_argument("folder", type=Path, metavar="DIR")
+    join = _command(what, "join", "make the node a member of a network, once", _join, "DIR")
     join.add_argument("network", type=Path, metavar="NETWORK_DIR")
-    join.set_defaults(run=_join)
 
-    run = _parser(what, "run", "run the node until SIGTERM or Ctrl-C")
-    run.add_argument("folder", type=Path, metavar="DIR")
+    run = _command(what, "run", "run the node until SIGTERM or Ctrl-C", _run, "DIR")
     run.add_argument("--until", type=_positive, metavar="ROUND", help="take part up to this round")
-    run.set_defaults(run=_run)
 
-    status = _parser(what, "status", "ask the running node how it is")
-    status.add_argument("folder", type=Path, metavar="DIR")
+    status = _command(what, "status", "show how the running node is doing", _status, "DIR")
     status.add_argument("--json", action="store_true", help="print one JSON document")
-    status.set_defaults(run=_status)
 
-    verify = _parser(what, "verify", "re-verify the whole chain of certificates, offline")
-    verify.add_argument("folder", type=Path, metavar="DIR")
-    verify.add_argument(
-        "--full", action="store_true", help="execute again every round that is still kept"
+    verify = _command(
+        what, "verify", "verify the whole chain of certificates, offline", _verify, "DIR"
     )
-    verify.set_defaults(run=_verify)
+    verify.add_argument(
+        "--full", action="store_true", help="also execute again every round that is still kept"
+    )
 
-    export = _parser(what, "export", "write the model of a round as a safetensors file")
-    export.add_argument("folder", type=Path, metavar="DIR")
+    export = _command(
+        what, "export", "write the model of a round as a safetensors file", _export, "DIR"
+    )
     export.add_argument("--round", type=int, metavar="R", help="default: the newest")
     export.add_argument("out", type=Path, metavar="MODEL.safetensors")
-    export.set_defaults(run=_export)
 
 
 def _add_network(commands: Any) -> None:
     network = _parser(commands, "network", "create a network from its members' public parts")
     what = network.add_subparsers(dest="what", required=True, metavar="WHAT")
-    create = _parser(
-        what, "create", "gather members into a genesis file, and sign their certificates"
+    create = _command(
+        what,
+        "create",
+        "make a genesis file from the members' files, and sign their certificates",
+        _create,
+        "NETWORK_DIR",
     )
-    create.add_argument("folder", type=Path, metavar="NETWORK_DIR")
     create.add_argument(
         "--members", nargs="+", type=Path, metavar="MEMBER", help="member.toml files or folders"
     )
@@ -100,33 +118,43 @@ def _add_network(commands: Any) -> None:
     create.add_argument(
         "--byzantine",
         metavar="F",
-        help="members that may lie, a share or a number (default: (n-1)/3)",
+        help="how many members may lie, a share or a number (default: (n-1)/3)",
     )
     _add_parameters(create)
     create.add_argument("--model", default="mlp", help="mlp, lenet5 or package.module:factory")
     create.add_argument(
-        "--weights", type=Path, metavar="W1.safetensors", help="first weights (default: drawn)"
+        "--weights",
+        type=Path,
+        metavar="W1.safetensors",
+        help="the first weights (default: drawn from the seed)",
     )
     create.add_argument("--shape", default="1,28,28", metavar="A,B,C", help="shape of one sample")
-    create.add_argument("--classes", type=int, default=10)
+    create.add_argument("--classes", type=int, default=10, help="how many classes the data has")
     create.add_argument("--description", default="", help="what data members hold, in words")
     create.add_argument("--seed", type=int, default=0, help="draws the first weights")
     beacon = create.add_mutually_exclusive_group()
-    beacon.add_argument("--beacon", metavar="HEX", help="32 public random bytes, fixed in advance")
+    beacon.add_argument(
+        "--beacon",
+        metavar="HEX",
+        help="32 public random bytes whose source was announced in advance",
+    )
     beacon.add_argument(
         "--reveals", nargs="+", type=Path, metavar="SHARE", help="every member's revealed share"
     )
-    create.set_defaults(run=_create)
 
-    certify = _parser(what, "certify", "sign members' certificates again, before they expire")
-    certify.add_argument("folder", type=Path, metavar="NETWORK_DIR")
+    certify = _command(
+        what,
+        "certify",
+        "sign members' certificates again, before they expire",
+        _certify,
+        "NETWORK_DIR",
+    )
     certify.add_argument("members", nargs="+", type=Path, metavar="MEMBER")
-    certify.set_defaults(run=_certify)
 
 
 def _add_parameters(create: argparse.ArgumentParser) -> None:
     sizes = create.add_argument_group(
-        "parameters", "what is not given follows from the number of members and of liars"
+        "parameters", "whatever is not given follows from the numbers of members and liars"
     )
     sizes.add_argument(
         "--parameters", type=Path, metavar="FILE.toml", help="a table [parameters], as in a genesis"
@@ -136,7 +164,10 @@ def _add_parameters(create: argparse.ArgumentParser) -> None:
     sizes.add_argument("--voters", type=int, metavar="N", help="expected in a round (tau_V)")
     sizes.add_argument("--leaders", type=int, metavar="N", help="expected in a period (tau_L)")
     sizes.add_argument(
-        "--ballots-min", type=int, metavar="N", help="a block with fewer makes no step (M_min)"
+        "--ballots-min",
+        type=int,
+        metavar="N",
+        help="a block with fewer ballots makes no step (M_min)",
     )
     sizes.add_argument(
         "--byzantine-voters-max",
@@ -147,29 +178,37 @@ def _add_parameters(create: argparse.ArgumentParser) -> None:
     sizes.add_argument("--mode", choices=["all", "shuffle", "self"], help="who agrees")
     sizes.add_argument("--role-draw", choices=["self", "fixed"], help="how roles are drawn")
     sizes.add_argument(
-        "--rounds", type=_positive, default=1000, metavar="T", help="for how many rounds to plan"
+        "--rounds", type=_positive, default=1000, metavar="T", help="how many rounds to plan for"
     )
 
 
 def _add_localnet(commands: Any) -> None:
     local = _parser(commands, "localnet", "run a whole network as processes on this machine")
-    local.add_argument("--nodes", type=_positive, default=7)
-    local.add_argument("--byzantine", default="0", help="nodes that lie, a share or a number")
-    local.add_argument("--rounds", type=_positive, default=20)
+    local.add_argument("--nodes", type=_positive, default=7, help="how many nodes (default: 7)")
+    local.add_argument(
+        "--byzantine", default="0", help="how many nodes lie, a share or a number (default: 0)"
+    )
+    local.add_argument("--rounds", type=_positive, default=20, help="default: 20")
     local.add_argument("--out", type=Path, metavar="DIR", help="default: runs/localnet, -2, ...")
     local.add_argument(
         "--lies",
         default="coalition,equivocate",
         help="coalition, equivocate, withhold, garbage, replay, impersonate, flood, silent",
     )
-    local.add_argument("--attack", default="sign-flip", help="what liars propose")
-    local.add_argument("--seed", type=int, default=0)
+    local.add_argument("--attack", default="sign-flip", help="the attack that liars propose")
+    local.add_argument("--seed", type=int, default=0, help="draws data shards and first weights")
     local.add_argument(
-        "--delay", type=_positive, default=300, metavar="MS", help="bound for messages"
+        "--delay",
+        type=_positive,
+        default=300,
+        metavar="MS",
+        help="how long a message takes at most (default: 300)",
     )
-    local.add_argument("--seconds-max", type=_positive, metavar="S")
+    local.add_argument("--seconds-max", type=_positive, metavar="S", help="give up after so long")
     local.add_argument(
-        "--full", action="store_true", help="keep everything and execute all rounds again"
+        "--full",
+        action="store_true",
+        help="keep everything, and execute all rounds again at the end",
     )
     local.set_defaults(run=_localnet)
 
@@ -181,19 +220,19 @@ def _positive(text: str) -> int:
     return value
 
 
-_positive.__name__ = "number from 1 on"  # What argparse calls it where it is none.
+_positive.__name__ = "number from 1 on"  # What argparse calls it in its error message.
 
 
 @contextlib.contextmanager
 def _writing() -> Iterator[None]:
-    """A file or folder that cannot be written is the user's to mend."""
+    """Turn a file or folder that cannot be read or written into a UserError."""
     try:
         yield
     except OSError as error:
         raise UserError(f"{error.filename or 'a file'}: {error.strerror or error}") from None
 
 
-# -- what they do ---------------------------------------------------------------------------------
+# -- what the commands do -------------------------------------------------------------------------
 
 
 def _say(text: str) -> None:
@@ -203,6 +242,7 @@ def _say(text: str) -> None:
 
 def _init(options: argparse.Namespace) -> int:
     from holdout.node.membership.members import MEMBER, init_node
+    from holdout.node.membership.settings import DEMO_WORKER
 
     with _writing():
         init_node(
@@ -210,7 +250,7 @@ def _init(options: argparse.Namespace) -> int:
             name=options.name,
             address=options.address,
             listen=options.listen,
-            make_worker=options.worker,
+            make_worker=options.worker or DEMO_WORKER,
         )
     _say(f"made {options.folder}; hand {options.folder / MEMBER} to whoever creates the network")
     return 0
@@ -226,7 +266,7 @@ def _reveal(options: argparse.Namespace) -> int:
 
 
 def _join(options: argparse.Namespace) -> int:
-    from holdout.node.membership.members import join
+    from holdout.node.runtime.folder import join
 
     with _writing():
         network = join(options.folder, options.network)
@@ -275,8 +315,7 @@ def _status(options: argparse.Namespace) -> int:
 
 
 def _verify(options: argparse.Namespace) -> int:
-    from holdout.node.storage.audit import audit
-    from holdout.node.storage.offline import opened
+    from holdout.node.storage.audit import audit, opened
 
     try:
         with opened(options.folder) as (store, network):
@@ -295,7 +334,7 @@ def _verify(options: argparse.Namespace) -> int:
 
 
 def _export(options: argparse.Namespace) -> int:
-    from holdout.node.storage.offline import export
+    from holdout.node.storage.audit import export
 
     with _writing():
         digest = export(options.folder, options.round, options.out)
@@ -307,15 +346,39 @@ def _create(options: argparse.Namespace) -> int:
     from holdout.node.membership.network_creation import create
 
     with _writing():
-        said, notes = create(options)
+        said, notes = create(
+            options.folder,
+            members=options.members or (),
+            name=options.name,
+            parameters=_given_parameters(options),
+            parameters_file=options.parameters,
+            rounds=options.rounds,
+            model=options.model,
+            weights=options.weights,
+            shape=options.shape,
+            classes=options.classes,
+            description=options.description,
+            seed=options.seed,
+            beacon=options.beacon,
+            reveals=options.reveals or (),
+        )
     for note in notes:
         sys.stderr.write(f"holdout: {note}\n")
     _say(said)
     return 0
 
 
+def _given_parameters(options: argparse.Namespace) -> dict[str, Any]:
+    """The parameters that have an option, and were given."""
+    named = {name: getattr(options, name) for name in PARAMETERS}
+    given = {name: value for name, value in named.items() if value is not None}
+    if options.learning_rate is not None:
+        given["learning_rates"] = [options.learning_rate]
+    return given
+
+
 def _certify(options: argparse.Namespace) -> int:
-    from holdout.node.membership.members import certify
+    from holdout.node.membership.network_creation import certify
 
     with _writing():
         signed = certify(options.folder, options.members)
@@ -325,8 +388,8 @@ def _certify(options: argparse.Namespace) -> int:
 
 
 def _localnet(options: argparse.Namespace) -> int:
-    from holdout.node.localnet.lying_node import read_behaviours
-    from holdout.node.localnet.network import LocalnetPlan, run
+    from holdout.node.localnet.launcher import LocalnetPlan, run
+    from holdout.node.localnet.lying_node import read_lies
     from holdout.node.membership.network_parameters import read_byzantine
     from holdout.results import free_path
 
@@ -335,7 +398,7 @@ def _localnet(options: argparse.Namespace) -> int:
         nodes=options.nodes,
         byzantine=read_byzantine(options.byzantine, options.nodes),
         rounds=options.rounds,
-        lies=read_behaviours(options.lies),
+        lies=read_lies(options.lies),
         attack=options.attack,
         seed=options.seed,
         delay_ms=options.delay,

@@ -1,1 +1,5 @@
-"""A whole network on one machine, liars included."""
+"""A whole network on one machine, for rehearsals.
+
+launcher    makes the network, starts its nodes, watches, ends and compares them
+lying_node  a node that lies, and the lies it can tell
+"""

@@ -1,8 +1,8 @@
-"""Nodes that lie, for rehearsals (`holdout localnet --byzantine`).
+"""A node that lies, for rehearsals: `python -m holdout.node.localnet.lying_node`.
 
-A liar is an honest node whose outgoing actions pass through the behaviours below, together with a
-worker whose updates are an attack of `holdout.attacks` (`lies`). It has a member's real keys and
-certificate: what stops it is what would stop a real one.
+A liar is an honest node whose actions pass through the lies below, with a worker whose updates are
+an attack (`holdout.node.demo:make_lying_worker`). It has a member's real keys and certificate: what
+stops it is what would stop a real liar.
 """
 
 import argparse
@@ -10,7 +10,8 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 from holdout.agreement import aggregate, messages, wire
@@ -37,17 +38,30 @@ from holdout.seeds import Stream, stream
 
 REPLAYED = 64
 FLOOD_NICE = 10
-"""Of the thread that floods: on Linux, threads have a priority each."""
+"""The niceness of the thread that floods: on Linux, each thread has its own."""
+
+LIES = (
+    "coalition",
+    "equivocate",
+    "withhold",
+    "garbage",
+    "replay",
+    "impersonate",
+    "flood",
+    "silent",
+)
+"""docs/operating.md says what each one does."""
+_FALSIFIED = (Kind.UPDATE, Kind.BALLOT, Kind.LEAD, Kind.VOTE)
 
 
-class LyingNode:
-    """Some behaviours at once; those that are not asked for are left out.
+class ChosenLies:
+    """A `Misbehaviour` that tells some of the lies, all at once.
 
     Args:
         service: The node.
         identity: Its keys.
         network: The network it is a member of.
-        behaviours: Which of `BEHAVIOURS`.
+        lies: Which of `LIES`.
         liars: All members of the coalition.
     """
 
@@ -57,14 +71,14 @@ class LyingNode:
         identity: Identity,
         network: Network,
         *,
-        behaviours: Sequence[str],
+        lies: Sequence[str],
         liars: Sequence[int],
     ) -> None:
         self._service = service
         self._signer = identity.signer
         self._genesis = network.genesis
         self._liars = frozenset(liars)
-        self._behaviours = frozenset(behaviours)
+        self._lies = frozenset(lies)
         self._words: Stream = stream(service.worker, "liar")
         self._others = [w for w in range(len(network.members)) if w != service.worker]
         self._old: deque[bytes] = deque(maxlen=REPLAYED)
@@ -73,17 +87,15 @@ class LyingNode:
     # -- what the driver asks ---------------------------------------------------------------------
 
     def act(self, actions: Sequence[Action]) -> Sequence[Action]:
-        """What it does instead of what its player says."""
-        if "flood" in self._behaviours and self._flooding is None:
+        """The player's actions, turned into lies."""
+        if "flood" in self._lies and self._flooding is None:
             self._flooding = threading.Thread(target=self._flood, daemon=True)
             self._flooding.start()
         done: list[Action] = []
         for action in actions:
-            if "silent" in self._behaviours and isinstance(
-                action, Broadcast | Relay | Send | SendBlocks
-            ):
+            if "silent" in self._lies and isinstance(action, Broadcast | Relay | Send | SendBlocks):
                 continue
-            if isinstance(action, Broadcast) and action.data[0] in _OWN:
+            if isinstance(action, Broadcast) and action.data[0] in _FALSIFIED:
                 done += self._say(action)
             else:
                 done.append(action)
@@ -92,8 +104,8 @@ class LyingNode:
         return done
 
     def ballot(self, job: Judge, approved: tuple[int, ...]) -> tuple[int, ...]:
-        """Its friends' updates first, the rest of the ballot random."""
-        if "coalition" not in self._behaviours:
+        """A ballot with the coalition's updates first, the rest random."""
+        if "coalition" not in self._lies:
             return approved
         places = tuple(ProposalId(place) for place in range(len(job.candidates)))
         view = BallotView(
@@ -109,20 +121,19 @@ class LyingNode:
         )
         return tuple(sorted(int(place) for place in coalition(view)))
 
-    def withholds(self, kind: BlobKind, digest: Digest) -> bool:
-        """Nobody gets a gradient from it."""
-        del digest
-        return "withhold" in self._behaviours and kind is BlobKind.PAYLOAD
+    def withholds(self, kind: BlobKind) -> bool:
+        """Give no gradient to anybody."""
+        return "withhold" in self._lies and kind is BlobKind.PAYLOAD
 
     # -- lies -------------------------------------------------------------------------------------
 
     def _say(self, action: Broadcast) -> list[Action]:
         said: list[Action] = [action]
-        if "equivocate" in self._behaviours:
+        if "equivocate" in self._lies:
             other = self._other_version(action.data)
             if other is not None:
                 said = self._split(action.data, other, action.urgency)
-        if "garbage" in self._behaviours:
+        if "garbage" in self._lies:
             size = 1 + self._words.below(2_000)
             said.append(Broadcast(os.urandom(size), Urgency.VOTE))
             cut = self._words.below(len(action.data))
@@ -130,9 +141,9 @@ class LyingNode:
             flipped = bytearray(action.data)
             flipped[self._words.below(len(flipped))] ^= 1 << self._words.below(8)
             said.append(Broadcast(bytes(flipped), Urgency.VOTE))
-        if "replay" in self._behaviours:
+        if "replay" in self._lies:
             said += [Broadcast(data, Urgency.VOTE) for data in list(self._old)[:8]]
-        if "impersonate" in self._behaviours:
+        if "impersonate" in self._lies:
             said.append(Broadcast(self._as_somebody_else(action.data), Urgency.VOTE))
             transport = self._service.transport
             if isinstance(transport, ZenohTransport):
@@ -147,7 +158,7 @@ class LyingNode:
         ]
 
     def _other_version(self, data: bytes) -> bytes | None:
-        """Another message for the same slot, as validly signed."""
+        """Another message for the same slot, with a valid signature too."""
         message = wire.decode(data).claim
         worker = self._service.worker
         match message:
@@ -185,7 +196,7 @@ class LyingNode:
         return Envelope(message.envelope.kind, part, self._signer.sign(part), proof).encode()
 
     def _as_somebody_else(self, data: bytes) -> bytes:
-        """The message in another worker's name, under its own signature."""
+        """A vote in another worker's name, with this one's signature."""
         message = wire.decode(data).claim
         victim = self._others[0]
         chain = self._genesis.chain
@@ -194,12 +205,11 @@ class LyingNode:
         return Envelope(Kind.VOTE, part, self._signer.sign(part)).encode()
 
     def _flood(self) -> None:
-        """As much as the network takes: votes, random bytes, questions, others' names."""
-        # A real liar has a machine of its own: here it must not take all of the others' time.
+        """Send votes, random bytes and questions as fast as the network takes them."""
+        # A real liar has its own machine; this one must not take the other nodes' processor time.
         os.nice(FLOOD_NICE)
         chain, worker = self._genesis.chain, self._service.worker
         count = 0
-        # As long as there is a network to flood.
         while not self._service.stopping:
             count += 1
             transport = self._service.transport
@@ -217,35 +227,13 @@ class LyingNode:
                 time.sleep(0)
 
 
-_OWN = (Kind.UPDATE, Kind.BALLOT, Kind.LEAD, Kind.VOTE)
-BEHAVIOURS = (
-    "coalition",
-    "equivocate",
-    "withhold",
-    "garbage",
-    "replay",
-    "impersonate",
-    "flood",
-    "silent",
-)
-
-
-def read_behaviours(text: str) -> list[str]:
-    """Names with commas between them."""
+def read_lies(text: str) -> list[str]:
+    """The names in a list with commas."""
     names = [name for name in text.split(",") if name]
-    unknown = [name for name in names if name not in BEHAVIOURS]
+    unknown = [name for name in names if name not in LIES]
     if unknown:
-        raise UserError(f"there is no lie {', '.join(unknown)}; there are {', '.join(BEHAVIOURS)}")
+        raise UserError(f"there is no lie {', '.join(unknown)}; there are {', '.join(LIES)}")
     return names
-
-
-def maker(
-    behaviours: Sequence[str], liars: Sequence[int]
-) -> Callable[[Service, Identity, Network], LyingNode]:
-    """What `run_node` needs to make its node a liar."""
-    return lambda service, identity, network: LyingNode(
-        service, identity, network, behaviours=behaviours, liars=liars
-    )
 
 
 def main() -> None:
@@ -254,16 +242,16 @@ def main() -> None:
         prog="python -m holdout.node.localnet.lying_node", allow_abbrev=False
     )
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--lies", default="coalition", help=",".join(BEHAVIOURS))
-    parser.add_argument("--liars", default="", help="the coalition: 5,6")
+    parser.add_argument("--lies", default="coalition", help=",".join(LIES))
+    parser.add_argument("--liars", default="", help="members of the coalition, such as 5,6")
     parser.add_argument("--until", type=int)
     options = parser.parse_args()
-    liars = [int(number) for number in options.liars.split(",") if number]
-    run_node(
-        options.folder,
-        until=options.until,
-        make_behaviour=maker(read_behaviours(options.lies), liars),
+    chosen = partial(
+        ChosenLies,
+        lies=read_lies(options.lies),
+        liars=[int(number) for number in options.liars.split(",") if number],
     )
+    run_node(options.folder, until=options.until, make_misbehaviour=chosen)
 
 
 if __name__ == "__main__":

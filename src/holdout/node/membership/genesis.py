@@ -1,13 +1,13 @@
-"""The genesis file: what members agree on before the first round, and nothing afterwards.
+"""The genesis file: what members agree on before the first round, and never change afterwards.
 
-Roster, parameters, the first model, a description of the data and the beacon. The digest of all of
-it is the network's identity and stands in everything that is signed, so two members with different
-files do not understand each other, however small the difference. Beside the file lies
-`model.safetensors`, the first model, which the file names by its digest.
+It holds the roster, the parameters, the digest of the first model (`model.safetensors`, which lies
+beside it), a description of the data, and the beacon. The digest of all of it is the network's
+identity and part of everything that is signed, so two members whose files differ at all do not
+understand each other.
 
-The beacon is random and unknown until the roster is closed, so that nobody can choose keys by it.
-Either it is given (a public randomness value whose time was announced before), or every member
-commits to a share in advance and reveals it once the rest of the file is fixed.
+The beacon is random and unknown until the roster is closed, so that nobody can choose keys to suit
+it. Either it comes from outside (a public random value whose time was announced before), or every
+member commits to a share in advance and reveals it once the rest of the file is fixed.
 """
 
 import re
@@ -53,33 +53,33 @@ class Member(Section):
 
     name: MemberName
     address: Address
-    """Where others reach it, HOST:PORT; a node may know better (`node.toml`)."""
+    """Where others reach it, HOST:PORT; a `node.toml` may say otherwise."""
     signing: Hex32
     vrf: Hex32
     commitment: Hex32
-    """Of its share of the beacon."""
+    """A hash of its share of the beacon."""
     share: Hex32 | None = None
     """The share itself, once revealed."""
 
     @property
     def keys(self) -> PublicKeys:
-        """Its line in the roster."""
+        """The member's public keys, for the roster."""
         return PublicKeys(bytes.fromhex(self.signing), bytes.fromhex(self.vrf))
 
 
 class NetworkSection(Section):
-    """Which network this is."""
+    """The network's name and what makes it unique."""
 
     version: Literal[1] = 1
-    """Of the protocol."""
+    """The version of the protocol."""
     name: MemberName
     nonce: Hex32
-    """Fresh, so that no vote of an earlier network with the same keys is worth anything."""
+    """Fresh, so that votes of an earlier network with the same keys are worth nothing here."""
     beacon: Hex32 | None = None
 
 
 class Parameters(Section):
-    """The constants of `holdout.agreement.params.Params` that are not decided by the rest."""
+    """The constants of `holdout.agreement.params.Params` that roster and model do not decide."""
 
     byzantine: Share
     """f, the assumed Byzantine share, or the number of Byzantine members."""
@@ -89,10 +89,10 @@ class Parameters(Section):
     ballots_min: Count
     byzantine_voters_max: Count
     learning_rates: Annotated[list[Annotated[float, Field(gt=0)]], Field(min_length=1)]
-    """Of the first, second, ... step; the last one stays."""
+    """The learning rate of the first step, the second, ...; the last one stays."""
     mode: Literal["all", "shuffle", "self"] = "all"
     quorum: Positive | None = None
-    """Derived where everybody is in the committee."""
+    """Derived if everybody is in the committee."""
     committee: Count = 0
     role_draw: Literal["self", "fixed"] = "self"
     inclusion_periods: Count = 1
@@ -104,7 +104,7 @@ class Parameters(Section):
 
 
 class TensorShape(Section):
-    """A tensor of the model."""
+    """The name and the shape of one tensor of the model."""
 
     name: Annotated[str, StringConstraints(min_length=1, max_length=200)]
     shape: list[Positive]
@@ -114,27 +114,27 @@ class ModelSection(Section):
     """The model that is trained."""
 
     name: Annotated[str, StringConstraints(min_length=1, max_length=200)]
-    """For the members' workers: a name of `holdout.learning.models`, or their own word."""
+    """A built-in model, or a custom one as "package.module:factory"."""
     digest: Hex32
     tensors: Annotated[list[TensorShape], Field(min_length=1, max_length=10_000)]
 
     @property
     def shapes(self) -> tuple[tuple[int, ...], ...]:
-        """The shapes in order."""
+        """The shapes of all tensors, in order."""
         return tuple(tuple(tensor.shape) for tensor in self.tensors)
 
 
 class DataSection(Section):
-    """What members hold, in words and numbers: every member's worker must fit it."""
+    """What data members hold: every member's worker must fit it."""
 
     description: Annotated[str, StringConstraints(max_length=10_000)]
     shape: list[Positive]
-    """Of one sample."""
+    """The shape of one sample."""
     classes: Positive
 
 
 class AuthoritySection(Section):
-    """Whose certificates let members in."""
+    """The authority that signs members' certificates."""
 
     certificate: Annotated[str, StringConstraints(max_length=20_000)]
 
@@ -150,7 +150,7 @@ class _File(Section):
 
 @dataclass(frozen=True)
 class Network:
-    """A genesis file that was read, or is being made."""
+    """The content of a genesis file, finished or still being made."""
 
     file: _File
 
@@ -164,7 +164,7 @@ class Network:
         model: ModelSection,
         data: DataSection,
     ) -> "Network":
-        """A network without authority and beacon, not yet to be used."""
+        """A network without authority and beacon, which cannot be used yet."""
         if not NAME.fullmatch(name):
             raise UserError(
                 "a network's name is up to 32 lower-case letters, digits and inner hyphens;"
@@ -185,12 +185,12 @@ class Network:
 
     @property
     def name(self) -> str:
-        """The network's name; its identity is `chain`."""
+        """The network's name; unlike its identity, it need not be unique."""
         return self.file.network.name
 
     @property
     def members(self) -> Sequence[Member]:
-        """In the order of the roster."""
+        """All members, in the order of the roster."""
         return self.file.members
 
     def index(self, name: str) -> int:
@@ -198,11 +198,11 @@ class Network:
         for place, member in enumerate(self.members):
             if member.name == name:
                 return place
-        raise UserError(f"{name} is no member of the network {self.name}")
+        raise UserError(f"{name} is not a member of the network {self.name}")
 
     @cached_property
     def params(self) -> Params:
-        """The constants, checked."""
+        """The constants of the agreement, checked."""
         given, model = self.file.parameters, self.file.model
         n = len(self.members)
         share = given.byzantine
@@ -236,7 +236,7 @@ class Network:
 
     @cached_property
     def description(self) -> Digest:
-        """Of everything in the file that is neither parameter nor key nor beacon."""
+        """The digest of the whole file without beacon and shares."""
         rest = self.file.model_dump(mode="json")
         rest["network"].pop("beacon")
         for member in rest["members"]:
@@ -245,12 +245,12 @@ class Network:
 
     @property
     def setup(self) -> Digest:
-        """What members see before they reveal their shares: the file without its beacon."""
+        """The digest of what members see before they reveal their shares of the beacon."""
         return self._genesis(b"").setup
 
     @cached_property
     def genesis(self) -> Genesis:
-        """What the agreement core goes by."""
+        """The network, as the agreement core knows it."""
         beacon = self.file.network.beacon
         if beacon is None:
             raise UserError(
@@ -269,7 +269,7 @@ class Network:
         return self.genesis.chain.hex()
 
     def with_authority(self, certificate: bytes) -> "Network":
-        """The network with the authority whose certificates let members in."""
+        """The network with this authority's certificate."""
         section = AuthoritySection(certificate=certificate.decode("ascii"))
         return Network(self.file.model_copy(update={"authority": section}))
 
@@ -279,7 +279,7 @@ class Network:
         return Network(self.file.model_copy(update={"network": section}))
 
     def with_shares(self, shares: Mapping[str, bytes]) -> "Network":
-        """The finished network; every member's share must be there and match its commitment."""
+        """The finished network, with a beacon made of all members' shares, which are checked."""
         missing = [member.name for member in self.members if member.name not in shares]
         if missing:
             raise UserError(f"shares of the beacon are missing: {', '.join(missing)}")
@@ -306,23 +306,23 @@ class Network:
 
     @classmethod
     def read(cls, path: Path) -> "Network":
-        """Read a file, strictly; every mistake is told."""
+        """Read and check a file; a UserError lists all mistakes."""
         network = cls(read_section(_File, path))
         problems = _problems(network)
         if problems:
-            raise UserError("\n".join([f"{path} is no valid genesis file:", *problems]))
+            raise UserError("\n".join([f"{path} is not a valid genesis file:", *problems]))
         return network
 
 
 def sorted_keys(value: Any) -> Any:
-    """The same with the keys of all tables in order: equal content, equal bytes."""
+    """The same with the keys of all tables sorted, so that equal content has equal bytes."""
     if isinstance(value, dict):
         return {key: sorted_keys(value[key]) for key in sorted(value)}
     return [sorted_keys(item) for item in value] if isinstance(value, list) else value
 
 
 def read_toml(path: Path) -> dict[str, Any]:
-    """A file of ours, with a clear message where it is none."""
+    """The content of a TOML file; a UserError says why it cannot be read."""
     try:
         with path.open("rb") as file:
             return tomllib.load(file)
@@ -333,14 +333,17 @@ def read_toml(path: Path) -> dict[str, Any]:
 
 
 def read_section(kind: type[S], path: Path) -> S:
-    """A whole file of a known kind; every mistake is told."""
+    """The content of a TOML file of this kind; a UserError lists all mistakes."""
     try:
         return kind.model_validate(read_toml(path))
     except ValidationError as error:
-        mistakes = [
-            f"  {'.'.join(map(str, detail['loc']))}: {detail['msg']}" for detail in error.errors()
-        ]
-        raise UserError("\n".join([f"{path} is not as it should be:", *mistakes])) from None
+        listed = [f"  {mistake}" for mistake in mistakes_in(error)]
+        raise UserError("\n".join([f"{path} has mistakes:", *listed])) from None
+
+
+def mistakes_in(error: ValidationError) -> list[str]:
+    """What is wrong, one line for each key."""
+    return [f"{'.'.join(map(str, detail['loc']))}: {detail['msg']}" for detail in error.errors()]
 
 
 def _beacon(setup: Digest, members: Sequence[Member]) -> bytes:

@@ -1,8 +1,8 @@
-"""Who a member is: its secret keys on disk, its certificate, and the small authority behind it.
+"""A member's secret keys on disk, its certificate, and the small authority that signs it.
 
-Three secrets, each for one purpose: the Ed25519 seed signs messages, the VRF seed draws roles, the
-TLS key opens connections. A fourth, the beacon share, is secret only until it is revealed. Secret
-files have mode 0600, and one that others can read is refused: it must be taken for stolen.
+There are three secrets, each for one purpose: the Ed25519 seed signs messages, the VRF seed draws
+roles, the TLS key opens connections. A fourth, the beacon share, is secret only until it is
+revealed. Secret files have mode 0600, and one that others can read is refused as if it were stolen.
 
 Certificates are dated back a day, so that a member whose clock is off by hours is not shut out.
 """
@@ -27,15 +27,16 @@ from holdout.errors import UserError
 from holdout.results import write_atomic
 
 NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,30}[a-z0-9])?")
-"""A member's name: it stands in certificates and in the keys of the transport."""
+"""What a member's name looks like; it stands in certificates."""
 
 DATED_BACK = timedelta(days=1)
 VALID_FOR = timedelta(days=825)
 WARN_BEFORE = timedelta(days=30)
-"""So long before the end of its certificate a node begins to say so."""
+"""How long before the end of its certificate a node begins to warn."""
 
 SIGNING, VRF, TLS, SHARE = "signing.seed", "vrf.seed", "tls.key", "beacon.share"
 REQUEST, CERTIFICATE, AUTHORITY = "tls.csr", "tls.crt", "authority.crt"
+AUTHORITY_KEY = "authority.key"
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,13 +45,13 @@ class Identity:
 
     signer: Ed25519Signer
     share: bytes
-    """Its part of the beacon."""
+    """Its share of the beacon."""
     request: bytes
     """The certificate request, PEM."""
 
 
 def commitment(share: bytes) -> bytes:
-    """What is published of a beacon share before the roster is closed."""
+    """The hash of a beacon share, published before the roster is closed."""
     return sha256(b"holdout beacon share" + share).digest()
 
 
@@ -58,7 +59,7 @@ def commitment(share: bytes) -> bytes:
 
 
 def write_secret(path: Path, content: bytes) -> None:
-    """A file of mode 0600 from its first moment on; never over an existing one."""
+    """Write a new file that has mode 0600 from the start; never overwrites one."""
     try:
         handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     except FileExistsError:
@@ -70,7 +71,7 @@ def write_secret(path: Path, content: bytes) -> None:
 
 
 def read_secret(path: Path) -> bytes:
-    """The content of a secret file; refused if anybody else can read it."""
+    """The content of a secret file; a UserError if anybody else can read it."""
     try:
         with path.open("rb") as file:
             mode = stat.S_IMODE(os.fstat(file.fileno()).st_mode)
@@ -95,11 +96,25 @@ def _read_seed(path: Path) -> bytes:
     return seed
 
 
+def _create_key(path: Path) -> ec.EllipticCurvePrivateKey:
+    """A new key for TLS, written to a secret file."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    write_secret(
+        path,
+        key.private_bytes(
+            serialization.Encoding.PEM,
+            serialization.PrivateFormat.PKCS8,
+            serialization.NoEncryption(),
+        ),
+    )
+    return key
+
+
 # ------------------------------------------------------------------------------------------- keys
 
 
 def create_identity(folder: Path, name: str) -> Identity:
-    """New keys and a certificate request in an empty or new folder."""
+    """Make new keys and a certificate request in an empty or new folder."""
     if not NAME.fullmatch(name):
         raise UserError(
             "a member's name is up to 32 lower-case letters, digits and inner hyphens;"
@@ -108,15 +123,7 @@ def create_identity(folder: Path, name: str) -> Identity:
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     for file in (SIGNING, VRF, SHARE):
         write_secret(folder / file, secrets.token_bytes(SEED_BYTES).hex().encode() + b"\n")
-    key = ec.generate_private_key(ec.SECP256R1())
-    write_secret(
-        folder / TLS,
-        key.private_bytes(
-            serialization.Encoding.PEM,
-            serialization.PrivateFormat.PKCS8,
-            serialization.NoEncryption(),
-        ),
-    )
+    key = _create_key(folder / TLS)
     request = (
         x509.CertificateSigningRequestBuilder()
         .subject_name(_common_name(name))
@@ -129,7 +136,7 @@ def create_identity(folder: Path, name: str) -> Identity:
 def read_identity(folder: Path) -> Identity:
     """The keys of a member's folder, checked."""
     signer = Ed25519Signer.from_seeds(_read_seed(folder / SIGNING), _read_seed(folder / VRF))
-    read_secret(folder / TLS)  # Used by the transport, by its path; its mode matters all the same.
+    read_secret(folder / TLS)  # The transport reads it by its path; here only its mode is checked.
     return Identity(signer, _read_seed(folder / SHARE), (folder / REQUEST).read_bytes())
 
 
@@ -141,26 +148,18 @@ def _common_name(name: str) -> x509.Name:
 
 
 class Authority:
-    """The small certificate authority of a closed federation: one key, one network."""
+    """The small certificate authority of one network."""
 
     def __init__(self, key: ec.EllipticCurvePrivateKey, certificate: x509.Certificate) -> None:
         self._key = key
         self._certificate = certificate
 
     @classmethod
-    def create(cls, folder: Path, network: str, *, now: datetime | None = None) -> "Authority":
-        """A new authority; its key stays in this folder and signs members' requests."""
+    def create(cls, folder: Path, network: str) -> "Authority":
+        """Make a new authority, whose key stays in this folder."""
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        key = ec.generate_private_key(ec.SECP256R1())
-        write_secret(
-            folder / "authority.key",
-            key.private_bytes(
-                serialization.Encoding.PEM,
-                serialization.PrivateFormat.PKCS8,
-                serialization.NoEncryption(),
-            ),
-        )
-        start = (now or datetime.now(UTC)) - DATED_BACK
+        key = _create_key(folder / AUTHORITY_KEY)
+        start = datetime.now(UTC) - DATED_BACK
         name = _common_name(f"authority of {network}")
         certificate = (
             x509.CertificateBuilder()
@@ -179,15 +178,15 @@ class Authority:
 
     @classmethod
     def read(cls, folder: Path) -> "Authority":
-        """The authority of this folder."""
-        key = serialization.load_pem_private_key(read_secret(folder / "authority.key"), None)
+        """Read the authority of this folder."""
+        key = serialization.load_pem_private_key(read_secret(folder / AUTHORITY_KEY), None)
         if not isinstance(key, ec.EllipticCurvePrivateKey):
-            raise UserError(f"{folder / 'authority.key'} is no key of an authority")
+            raise UserError(f"{folder / AUTHORITY_KEY} is not an authority's key")
         return cls(key, x509.load_pem_x509_certificate((folder / AUTHORITY).read_bytes()))
 
     @property
     def certificate(self) -> bytes:
-        """By which members know each other's certificates, PEM."""
+        """The authority's own certificate, by which members check each other's; PEM."""
         return self._certificate.public_bytes(serialization.Encoding.PEM)
 
     def issue(
@@ -198,7 +197,7 @@ class Authority:
         now: datetime | None = None,
         valid_for: timedelta = VALID_FOR,
     ) -> bytes:
-        """A certificate for the member of this name, PEM; the request must be its own."""
+        """A certificate for the member of this name, PEM; the request must be for that name."""
         asked = read_request(request, name)
         start = (now or datetime.now(UTC)) - DATED_BACK
         certificate = (
@@ -238,30 +237,32 @@ def _key_usage(*, signs_certificates: bool) -> x509.KeyUsage:
 
 
 def read_request(request: bytes, name: str) -> x509.CertificateSigningRequest:
-    """A certificate request, signed by its own key, for this name."""
+    """A certificate request, checked: it is for this name and signed with its own key."""
     try:
         asked = x509.load_pem_x509_csr(request)
         valid = asked.is_signature_valid
     except (ValueError, InvalidSignature) as error:
         raise UserError(f"the certificate request of {name} cannot be read: {error}") from None
     if not valid or asked.subject != _common_name(name):
-        raise UserError(f"the certificate request of {name} is not its own")
+        raise UserError(
+            f"the certificate request of {name} is not signed with its key, or not for this name"
+        )
     return asked
 
 
 def certificate_end(*certificates: bytes) -> datetime:
-    """When the first of these certificates is no longer valid."""
+    """When the first of these certificates expires."""
     return min(x509.load_pem_x509_certificate(pem).not_valid_after_utc for pem in certificates)
 
 
 def certificate_fault(certificate: bytes, authority: bytes, name: str) -> str | None:
-    """Why this certificate will not let the member in; None if it will."""
+    """Why this certificate will not let the member in; None: it will."""
     try:
         own = x509.load_pem_x509_certificate(certificate)
         issuer = x509.load_pem_x509_certificate(authority)
         own.verify_directly_issued_by(issuer)
     except (ValueError, TypeError, InvalidSignature):
-        return "the certificate is damaged or not of the network's authority"
+        return "the certificate is damaged, or not signed by the network's authority"
     if own.subject != _common_name(name):
         return f"the certificate is not {name}'s"
     now = datetime.now(UTC)

@@ -1,52 +1,39 @@
-"""Becoming a member: keys, the public part, joining a network; and creating one.
+"""A member's side of a new network: its folder, and the two files that it hands to the others.
 
-holdout node init       keys, certificate request, node.toml, member.toml
-holdout network create  the members' public parts -> setup.toml (or at once genesis.toml),
-                        certificates for all, the first model
-holdout node reveal     each member's share of the beacon, once setup.toml is fixed
-holdout network create --reveals ...     genesis.toml
-holdout node join       the genesis file, the certificate, and the store, made once
+member.toml   public keys, address and certificate request (`holdout node init`)
+a share file  its share of the beacon, once the roster is closed (`holdout node reveal`)
 """
 
-import shutil
-from collections.abc import Sequence
+from hashlib import sha256
 from pathlib import Path
-from typing import Any
+
+import tomli_w
 
 from holdout import dotted
+from holdout.agreement.codec import blob, text
+from holdout.agreement.ed25519 import Ed25519Verifier
+from holdout.config import Section
 from holdout.errors import UserError
 from holdout.node.membership.genesis import (
     ADDRESS,
-    GENESIS,
-    SETUP,
-    DataSection,
+    Hex32,
     Member,
-    ModelSection,
+    MemberName,
     Network,
-    Parameters,
+    read_section,
+    sorted_keys,
 )
 from holdout.node.membership.identity import (
-    AUTHORITY,
-    CERTIFICATE,
-    Authority,
-    certificate_fault,
+    Identity,
+    commitment,
     create_identity,
     read_identity,
+    read_request,
 )
-from holdout.node.membership.member_files import (
-    member_of,
-    read_member,
-    read_share_file,
-    write_member,
-    write_share_file,
-)
-from holdout.node.runtime.settings import SETTINGS, read_settings, write_settings
-from holdout.node.storage.model_files import MODEL, describe_model, load_model, save_model
-from holdout.node.storage.store import FOLDER, Store, locked
-from holdout.results import write_atomic
+from holdout.node.membership.settings import DEMO_WORKER, SETTINGS, read_settings, write_settings
+from holdout.results import to_json, write_atomic
 
 KEYS, MEMBER = "keys", "member.toml"
-AUTHORITY_FOLDER, CERTIFICATES = "authority", "certificates"
 
 
 def init_node(
@@ -55,146 +42,102 @@ def init_node(
     name: str,
     address: str,
     listen: str | None = None,
-    make_worker: str = "holdout.node.localnet.demo_worker:make_worker",
-    more: str = "",
-) -> Member:
-    """A new member's folder."""
+    make_worker: str = DEMO_WORKER,
+) -> None:
+    """Make a new member's folder: keys, certificate request, `node.toml` and `member.toml`."""
     if (folder / KEYS).exists() or (folder / SETTINGS).exists():
-        raise UserError(f"{folder} is a node already; its keys are never made anew")
+        raise UserError(f"{folder} is a node already; its keys are never replaced")
     for given in (address, listen or address):
         if not ADDRESS.fullmatch(given):
             raise UserError(f"an address is HOST:PORT; got {given!r}")
     dotted.split(make_worker)
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     identity = create_identity(folder / KEYS, name)
-    member = member_of(identity, name=name, address=address)
-    write_settings(folder, name=name, listen=listen or address, make_worker=make_worker, more=more)
+    write_settings(folder, name=name, listen=listen or address, make_worker=make_worker)
     read_settings(folder)
-    write_member(folder / MEMBER, identity, member)
-    return member
+    write_member(folder / MEMBER, identity, _member(identity, name, address))
 
 
-def gather(paths: Sequence[Path]) -> list[tuple[Member, bytes]]:
-    """The public parts of all members, from their files or folders, in the order of names."""
-    found = [read_member(path / MEMBER if path.is_dir() else path) for path in paths]
-    found.sort(key=lambda item: item[0].name)
-    names = [member.name for member, _ in found]
-    if len(set(names)) < len(names):
-        raise UserError(f"two members have the same name: {', '.join(names)}")
-    return found
-
-
-def draft_network(
-    out: Path,
-    members: Sequence[tuple[Member, bytes]],
-    *,
-    name: str,
-    parameters: Parameters,
-    model: tuple[ModelSection, bytes],
-    data: DataSection,
-) -> Network:
-    """The network without its beacon; certificates for all members; the first model."""
-    if any((out / file).exists() for file in (GENESIS, SETUP)):
-        raise UserError(f"{out} holds a network already")
-    draft = Network.draft(
+def _member(identity: Identity, name: str, address: str) -> Member:
+    keys = identity.signer.public
+    return Member(
         name=name,
-        members=[member for member, _ in members],
-        parameters=parameters,
-        model=model[0],
-        data=data,
+        address=address,
+        signing=keys.signing.hex(),
+        vrf=keys.vrf.hex(),
+        commitment=commitment(identity.share).hex(),
     )
-    _ = draft.params  # Refuse what could never agree, before anything is made.
-    out.mkdir(parents=True, exist_ok=True)
-    authority = Authority.create(out / AUTHORITY_FOLDER, name)
-    network = draft.with_authority(authority.certificate)
-    (out / CERTIFICATES).mkdir(exist_ok=True)
-    for member, request in members:
-        certificate = authority.issue(request, member.name)
-        write_atomic(out / CERTIFICATES / f"{member.name}.crt", certificate)
-    save_model(out / MODEL, model[0], model[1], {"holdout": "w_1"})
-    network.write(out / SETUP)
-    return network
 
 
-def finish_network(
-    out: Path, *, reveals: Sequence[Path] | None = None, beacon: bytes | None = None
-) -> Network:
-    """The genesis file, from the setup and either a given beacon or everybody's share of it."""
-    draft = Network.read(out / SETUP)
-    if (out / GENESIS).exists():
-        raise UserError(f"{out / GENESIS} exists already")
-    if beacon is not None:
-        network = draft.with_beacon(beacon)
-    else:
-        network = draft.with_shares(dict(read_share_file(path, draft) for path in reveals or ()))
-    network.write(out / GENESIS)
-    return Network.read(out / GENESIS)
+# -- member.toml ----------------------------------------------------------------------------------
 
 
-def certify(out: Path, paths: Sequence[Path]) -> list[Path]:
-    """New certificates for members of a network that exists, say because the old ones expire."""
-    network = Network.read(out / GENESIS)
-    authority = Authority.read(out / AUTHORITY_FOLDER)
-    written = []
-    for member, request in gather(paths):
-        if network.members[network.index(member.name)].keys != member.keys:
-            raise UserError(f"the network {network.name} knows {member.name} by other keys")
-        written.append(out / CERTIFICATES / f"{member.name}.crt")
-        write_atomic(written[-1], authority.issue(request, member.name))
-    return written
+class _MemberFile(Section):
+    member: Member
+    request: str
+    proof: str
+
+
+def _claim(member: Member, request: bytes) -> bytes:
+    return (
+        text("member")
+        + blob(to_json(sorted_keys(member.model_dump(mode="json"))).encode())
+        + blob(sha256(request).digest())
+    )
+
+
+def write_member(path: Path, identity: Identity, member: Member) -> None:
+    """Write the file for whoever creates the network, signed by the member."""
+    values = {
+        "member": member.model_dump(mode="json", exclude_none=True),
+        "request": identity.request.decode("ascii"),
+        "proof": identity.signer.sign(_claim(member, identity.request)).hex(),
+    }
+    write_atomic(path, tomli_w.dumps(values, multiline_strings=True).encode())
+
+
+def read_member(path: Path) -> tuple[Member, bytes]:
+    """A member's public part and its certificate request; its signature covers both."""
+    file = read_section(_MemberFile, path)
+    request = file.request.encode("ascii", errors="replace")
+    try:
+        proof = bytes.fromhex(file.proof)
+    except ValueError:
+        proof = b""
+    key = bytes.fromhex(file.member.signing)
+    if not Ed25519Verifier().signature(key, _claim(file.member, request), proof):
+        raise UserError(f"{path} is not signed by the member that it names")
+    read_request(request, file.member.name)
+    return file.member, request
+
+
+# -- shares of the beacon -------------------------------------------------------------------------
+
+
+class _ShareFile(Section):
+    setup: Hex32
+    name: MemberName
+    share: Hex32
 
 
 def reveal(folder: Path, setup: Path, out: Path) -> None:
-    """This member's share of the beacon, for the network that the setup file describes."""
-    settings = read_settings(folder)
-    write_share_file(out, Network.read(setup), settings.node.name, read_identity(folder / KEYS))
+    """Write this member's share of the beacon, for the network of this setup file alone."""
+    name = read_settings(folder).node.name
+    network, identity = Network.read(setup), read_identity(folder / KEYS)
+    check_keys(network, name, identity)
+    values = {"setup": network.setup.hex(), "name": name, "share": identity.share.hex()}
+    write_atomic(out, tomli_w.dumps(values).encode())
 
 
-def join(folder: Path, network_folder: Path) -> Network:
-    """Make the node a member: genesis file, certificate, first model, and its store, once."""
-    settings = read_settings(folder)
-    identity = read_identity(folder / KEYS)
-    network = Network.read(network_folder / GENESIS)
-    name = settings.node.name
+def read_share_file(path: Path, network: Network) -> tuple[str, bytes]:
+    """A member's name and its share, revealed for this network."""
+    file = read_section(_ShareFile, path)
+    if file.setup != network.setup.hex():
+        raise UserError(f"{path} was revealed for another network, or another version of this one")
+    return file.name, bytes.fromhex(file.share)
+
+
+def check_keys(network: Network, name: str, identity: Identity) -> None:
+    """Refuse keys that are not the ones under which the network knows this member."""
     if network.members[network.index(name)].keys != identity.signer.public:
         raise UserError(f"the network {network.name} knows {name} by other keys than these")
-    model = load_model(network_folder / MODEL, network.file.model)
-    certificate = network_folder / CERTIFICATES / f"{name}.crt"
-    authority = network.file.authority.certificate.encode("ascii")
-    try:
-        content = certificate.read_bytes()
-    except OSError as error:
-        raise UserError(f"{certificate} cannot be read: {error.strerror}") from None
-    fault = certificate_fault(content, authority, name)
-    if fault is not None:
-        raise UserError(f"{certificate}: {fault}")
-    with locked(folder):
-        if (folder / GENESIS).exists():
-            known = Network.read(folder / GENESIS).identity
-            again = "this network" if known == network.identity else "another network"
-            # A second registration would pass for a first start, and forget votes.
-            raise UserError(
-                f"{folder} has joined {again} before; a store is made once. If it is lost, start"
-                " the node all the same: it watches until it is safe to vote"
-            )
-        Store.create(folder / FOLDER, network.genesis, model)
-        write_atomic(folder / KEYS / CERTIFICATE, content)
-        write_atomic(folder / KEYS / AUTHORITY, authority)
-        shutil.copyfile(network_folder / MODEL, folder / MODEL)
-        # Last: a node with a genesis file has a store.
-        shutil.copyfile(network_folder / GENESIS, folder / GENESIS)
-    return network
-
-
-def first_model(
-    name: str, shape: tuple[int, ...], classes: int, seed: int
-) -> tuple[ModelSection, bytes]:
-    """A model of `holdout.learning.models` (or own code) with fresh weights, for the genesis."""
-    from holdout.dotted import resolve
-    from holdout.learning.models import MODELS, build
-    from holdout.seeds import stream
-
-    factory: Any = MODELS[name] if name in MODELS else resolve(name)
-    module = build(factory, shape, classes, seed=stream(seed, "weights").generator_seed())
-    tensors = {key: p.detach().numpy() for key, p in module.named_parameters()}
-    return describe_model(name, tensors)

@@ -1,8 +1,9 @@
-"""Large things by digest: kept in memory while rounds need them, fetched from whoever holds them.
+"""Blobs (gradients, block bodies, models) by digest: held in memory, fetched from other members.
 
 A question is `KIND/DIGEST/OFFSET`; the answer is the blob's size and the piece that begins there.
-Nothing is believed: a blob counts once its digest is right, else the next holder is asked. So it is
-where a piece is not whole or the size has changed: a holder that drips would never be done with.
+Nothing is taken on trust: a blob is accepted if its digest is right, otherwise the next holder is
+asked. A piece that is cut short or names another size also ends the attempt, since a holder that
+sends a few bytes at a time could stretch it for ever.
 """
 
 import asyncio
@@ -18,20 +19,21 @@ from holdout.agreement.blocks import block_bytes_max
 from holdout.agreement.events import BlobKind
 from holdout.agreement.params import Params
 from holdout.ids import Digest
-from holdout.node.network.transport import CHUNK_BYTES, Transport
+from holdout.node.network.transport import Transport
+from holdout.node.network.zenoh_config import CHUNK_BYTES
 from holdout.seeds import Stream
 
 BYTES_PER_SECOND_MIN = 1 << 20
-"""A holder that is slower than this is given up."""
+"""A slower holder is given up."""
 FETCHES_MAX = 16
-"""Gradients that are fetched at the same time."""
+"""How many gradients are fetched at the same time."""
 
 _SIZE = struct.Struct("<Q")
 _QUESTION = re.compile(r"([123])/([0-9a-f]{64})/([0-9]{1,12})")
 
 
 class Blobs:
-    """Blobs in hand, by digest; read by the transport's threads too."""
+    """Blobs in memory and on disk, by digest; the transport's threads read them too."""
 
     def __init__(self, on_disk: Callable[[BlobKind, Digest], bytes | None]) -> None:
         self._on_disk = on_disk
@@ -44,19 +46,19 @@ class Blobs:
             self._held[digest] = (kind, data, round_number)
 
     def get(self, kind: BlobKind, digest: Digest) -> bytes | None:
-        """A blob in memory or on disk; the one on disk is checked."""
+        """A blob from memory, or from disk, where `on_disk` checks it; None: it is not held."""
         found = self._held.get(digest)
         return self._on_disk(kind, digest) if found is None else found[1]
 
     def forget(self, before_round: int) -> None:
-        """Drop from memory what came before this round."""
+        """Drop the blobs of earlier rounds from memory."""
         with self._lock:
             self._held = {
                 digest: item for digest, item in self._held.items() if item[2] >= before_round
             }
 
     def serve(self, question: str) -> bytes | None:
-        """The answer to a peer's question; None where there is none."""
+        """The answer to a peer's question; None: there is none."""
         parsed = _QUESTION.fullmatch(question)
         if parsed is None:
             return None
@@ -68,7 +70,7 @@ class Blobs:
 
     @property
     def size(self) -> int:
-        """Bytes in memory."""
+        """How many bytes are held in memory."""
         with self._lock:
             return sum(len(data) for _, data, _ in self._held.values())
 
@@ -83,11 +85,11 @@ class _Fetch:
 
 
 class Fetcher:
-    """Fetches what is wanted until it is there or nobody wants it any more.
+    """Asks one member after another for each wanted blob, until it is there or no longer wanted.
 
     Attributes:
-        wrong: Blobs that were not what they should be, by peer.
-        silent: Questions that were not answered, by peer.
+        wrong: How many bad answers each peer gave.
+        silent: How many questions each peer left unanswered.
     """
 
     def __init__(
@@ -100,7 +102,7 @@ class Fetcher:
         words: Stream,
         ready: Callable[[BlobKind, Digest, bytes], None],
     ) -> None:
-        """Args: delay, in seconds, for one small message; `ready` takes what was fetched."""
+        """Args: `delay`, in seconds, of a small message; `ready`, called with each blob."""
         self._transport = transport
         self._params = params
         self._members = tuple(members)
@@ -114,11 +116,11 @@ class Fetcher:
 
     @property
     def count(self) -> int:
-        """Blobs that are being fetched."""
+        """How many blobs are being fetched."""
         return len(self._fetches)
 
     def want(self, kind: BlobKind, digest: Digest, hints: Sequence[int], round_number: int) -> None:
-        """Fetch a blob, these peers first; if it is being fetched already, they come next."""
+        """Fetch a blob from these peers first; if that is under way already, they come next."""
         known = self._fetches.get(digest)
         named = [peer for peer in dict.fromkeys(hints) if peer in self._members]
         if known is not None:
@@ -128,12 +130,12 @@ class Fetcher:
         self._fetches[digest] = _Fetch(kind, round_number, named, task)
 
     def forget(self, before_round: int) -> None:
-        """Nobody wants blobs of rounds before this one any more."""
+        """Give up blobs of earlier rounds."""
         for digest in [d for d, fetch in self._fetches.items() if fetch.round < before_round]:
             self._fetches.pop(digest).task.cancel()
 
     def close(self) -> None:
-        """Give everything up."""
+        """Give up everything."""
         for fetch in self._fetches.values():
             fetch.task.cancel()
         self._fetches.clear()
@@ -153,12 +155,12 @@ class Fetcher:
                     continue
             else:
                 rounds += 1
-                if rounds > 1:  # Everybody was asked: somebody may have it a little later.
+                if rounds > 1:  # Everybody was asked; somebody may have it a little later.
                     await asyncio.sleep(self._delay * min(rounds, 8) / 4)
                 order = self._words.sample(self._members, len(self._members))
                 continue
             fetch.asked[peer] += 1
-            # Bodies and models are few and decide the round: only gradients wait for each other.
+            # Bodies and models are few and decide the round: only gradients wait for a slot.
             if kind is BlobKind.PAYLOAD:
                 async with self._slots:
                     data = await self._pull(peer, kind, digest)
@@ -196,7 +198,7 @@ class Fetcher:
 
 
 def _is_piece(answer: bytes, have: int, total: int | None, limit: int) -> bool:
-    """Whether this is the whole next piece of a blob of `total` bytes (None: still unknown)."""
+    """Whether this is the complete next piece of a blob of `total` bytes (None: not known yet)."""
     if len(answer) <= _SIZE.size:
         return False
     size: int = _SIZE.unpack_from(answer)[0]

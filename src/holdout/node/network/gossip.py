@@ -1,11 +1,12 @@
-"""Small messages: sent once, passed on once, never handled twice, and pulled where they got lost.
+"""Small messages: sent once, passed on once, never handled twice, and pulled if they got lost.
 
-A connection that exists may still deliver nothing, and a liar sends to some peers only. So the
-first valid copy of a message is passed on to a few random peers, and every now and then a node
-tells a random peer what it holds of this round, which asks for what it lacks: only who was told is
-answered, so that nobody can have messages sent to it at will. A signed heartbeat tells which peers
-are really heard; one that stops says goodbye, so that nobody wonders for long.
-Both are for people and for waiting times: the agreement does not know them.
+A connection may exist and still deliver nothing, and a liar sends to some peers only. So the first
+valid copy of a message is passed on to a few random peers. And every now and then a node tells a
+random peer what it holds of this round, and the peer asks for what it lacks. Only a peer that was
+told is answered, so that nobody can have messages sent at will.
+
+A signed heartbeat shows which peers are really heard; a node that stops says goodbye. Both are for
+operators and for waiting times: the agreement does not use them.
 """
 
 import asyncio
@@ -13,7 +14,6 @@ import hashlib
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 from holdout.agreement.codec import DIGEST_BYTES, Reader, blob, decode, items, text, u8, u32, u64
 from holdout.agreement.events import Urgency
@@ -22,44 +22,37 @@ from holdout.agreement.messages import REMEMBERED, Kind
 from holdout.agreement.params import Genesis
 from holdout.errors import InvalidMessage
 from holdout.ids import Digest
-from holdout.node.network.inbox import Allowance, urgency_of
+from holdout.node.network.queues import Allowance, urgency_of
 from holdout.node.network.transport import Transport
 from holdout.seeds import Stream
 
 HAVE, PULL, HEARTBEAT, GOODBYE = 0x80, 0x81, 0x82, 0x83
-"""The first bytes of gossip's own messages; those of the agreement are below."""
+"""First bytes of the messages of gossip itself; those of the agreement are smaller."""
 NAME_BYTES = 8
-"""Of a message's hash, in lists: a collision costs one message that is not pulled."""
+"""How much of a message's hash stands in lists: a collision costs one pull."""
 _TAGS = {HEARTBEAT: "heartbeat", GOODBYE: "goodbye"}
 _ENTRY_BYTES = 4 + NAME_BYTES
 _LIST_BYTES = 1 + (4 + DIGEST_BYTES) + 8 + 4
-"""Of a list without its names: kind, network, round, count."""
+"""The size of an empty list: kind, network, round, count."""
 LISTED_MAX = 2_048
 PULLED_MAX = 256
-"""Messages that a peer is sent for one list of what is held."""
+"""How many messages a peer may pull after one list."""
 RELAY_PEERS = 3
 HEARTBEAT_SECONDS = 5.0
 HEARD_SECONDS = 15.0
-"""A peer counts as heard so long after its last heartbeat."""
+"""How long a peer counts as heard after its last heartbeat."""
 
 PULLABLE = frozenset({Kind.UPDATE, Kind.BALLOT, Kind.LEAD, Kind.VOTE})
 REMEMBERED_MAX = 200_000
-
-
-@dataclass(slots=True)
-class _Heard:
-    round: int
-    period: int
-    at: float
 
 
 class Gossip:
     """Remembers messages by hash, passes them on, and watches who is heard.
 
     Attributes:
-        heard: The last heartbeat of each peer that has not left.
-        left: The peers that said goodbye and have not come back, and in which round.
-        rejected: Bad messages of gossip's own kinds, by peer.
+        heard: When each peer's last heartbeat came, if it has not left.
+        left: The round in which each peer said goodbye, if it has not come back.
+        rejected: How many bad messages of gossip itself each peer sent.
     """
 
     def __init__(
@@ -80,7 +73,7 @@ class Gossip:
         self._words = words
         self._others = tuple(w for w in range(genesis.params.workers) if w != worker)
         self._relay_count = min(RELAY_PEERS, len(self._others))
-        # In a small network a full list is more than its receiver lets in.
+        # In a small network, a receiver's limit is below the size of a full list.
         room = Allowance.of(genesis.params).message_bytes_max - _LIST_BYTES
         self._listed_max = min(LISTED_MAX, room // _ENTRY_BYTES)
         self._round = 0
@@ -88,20 +81,18 @@ class Gossip:
         self._held: dict[bytes, bytes] = {}
         self._offered: dict[int, int] = {}
         """How many messages each peer may still pull."""
-        self.heard: dict[int, _Heard] = {}
+        self.heard: dict[int, float] = {}
         self.left: dict[int, int] = {}
         self.rejected: Counter[int] = Counter()
-        self.relayed = 0
-        self.pulled = 0
 
     # -- remembering ------------------------------------------------------------------------------
 
     def is_repeated(self, data: bytes) -> bool:
-        """Whether a copy of it was accepted before."""
+        """Whether a copy of this message was accepted before."""
         return _hash(data) in self._seen
 
     def remember(self, data: bytes) -> None:
-        """It was accepted: further copies are dropped, and peers that lack it may have it."""
+        """Note an accepted message: copies of it are dropped, and peers may pull it."""
         if data[0] not in REMEMBERED or len(self._seen) >= REMEMBERED_MAX:
             return
         name = _hash(data)
@@ -110,7 +101,7 @@ class Gossip:
             self._held[name[:NAME_BYTES]] = data
 
     def entered(self, round_number: int) -> None:
-        """A round begins: what belongs to the one before the last is forgotten."""
+        """Begin a round, and forget what is older than the last one."""
         self._round = round_number
         self._seen = {name: r for name, r in self._seen.items() if r >= round_number - 1}
         self._held = {}
@@ -119,19 +110,18 @@ class Gossip:
     # -- sending ----------------------------------------------------------------------------------
 
     def broadcast(self, data: bytes, urgency: Urgency) -> None:
-        """Tell everybody."""
+        """Send a message to everybody."""
         self.remember(data)
         self._transport.broadcast(data, urgency)
 
     def relay(self, data: bytes, urgency: Urgency, without: int) -> None:
-        """Pass a message on to a few."""
+        """Pass a message on to a few random peers."""
         peers = [peer for peer in self._others if peer != without]
         for peer in self._words.sample(peers, min(self._relay_count, len(peers))):
             self._transport.send(peer, data, urgency)
-            self.relayed += 1
 
     def tell_what_is_held(self) -> None:
-        """Tell one random peer what is held of this round."""
+        """Send a random peer the list of messages held of this round."""
         peers = self._transport.peers()
         if not peers or not self._held:
             return
@@ -144,11 +134,11 @@ class Gossip:
         self._transport.send(peer, data, Urgency.ANSWER)
 
     def beat(self, period: int) -> None:
-        """Tell everybody that this worker is alive, and where it is."""
+        """Tell everybody that this worker is alive, and in which round and period it is."""
         self._sign_of_life(HEARTBEAT, period)
 
     def goodbye(self, period: int) -> None:
-        """Tell everybody that this worker stops, and was not lost."""
+        """Tell everybody that this worker stops on purpose."""
         self._sign_of_life(GOODBYE, period)
 
     def _sign_of_life(self, kind: int, period: int) -> None:
@@ -163,7 +153,7 @@ class Gossip:
         self._transport.broadcast(data, Urgency.ANSWER)
 
     async def keep_talking(self, delay: float, period: Callable[[], int]) -> None:
-        """Be heard, and repair what got lost, whatever the round does; until cancelled."""
+        """Send lists and heartbeats until cancelled, whatever the round does."""
         beats = 0
         while True:
             await asyncio.sleep(delay)
@@ -176,7 +166,7 @@ class Gossip:
     # -- receiving --------------------------------------------------------------------------------
 
     def handle(self, peer: int, data: bytes) -> None:
-        """A message of gossip's own."""
+        """Handle a message of gossip itself."""
         try:
             match data[0] if data else 0:
                 case 0x80:
@@ -186,7 +176,7 @@ class Gossip:
                 case 0x82 | 0x83 as kind:
                     self._on_sign_of_life(peer, kind, *decode(data[1:], _read_signed))
                 case _:
-                    raise InvalidMessage("no message")  # noqa: TRY301
+                    raise InvalidMessage("unknown kind")  # noqa: TRY301
         except InvalidMessage:
             self.rejected[peer] += 1
 
@@ -209,29 +199,28 @@ class Gossip:
         self._offered[peer] = left - len(pulled)
         for data in pulled:
             self._transport.send(peer, data, urgency_of(data))
-            self.pulled += 1
 
     def _on_sign_of_life(self, peer: int, kind: int, part: bytes, signature: bytes) -> None:
         def read(reader: Reader) -> tuple[bytes, Digest, int, int, int]:
             return reader.blob(16), reader.digest(), reader.u32(), reader.u64(), reader.u32()
 
-        tag, chain, worker, round_number, period = decode(part, read)
+        tag, chain, worker, round_number, _ = decode(part, read)
         key = self._genesis.roster[peer].signing
         if (tag, chain, worker) != (_TAGS[kind].encode(), self._genesis.chain, peer):
-            raise InvalidMessage("not its own")
+            raise InvalidMessage("not about its sender")
         if not self._verifier.signature(key, part, signature):
-            raise InvalidMessage("not signed by it")
+            raise InvalidMessage("not signed by its sender")
         if kind == GOODBYE:
             self.heard.pop(peer, None)
             self.left[peer] = round_number
         else:
             self.left.pop(peer, None)
-            self.heard[peer] = _Heard(round_number, period, time.monotonic())
+            self.heard[peer] = time.monotonic()
 
     def heard_lately(self) -> tuple[int, ...]:
-        """The peers whose heartbeat came a short while ago."""
+        """The peers whose last heartbeat is recent."""
         now = time.monotonic()
-        return tuple(sorted(p for p, h in self.heard.items() if now - h.at < HEARD_SECONDS))
+        return tuple(sorted(p for p, at in self.heard.items() if now - at < HEARD_SECONDS))
 
 
 def _hash(data: bytes) -> bytes:

@@ -1,8 +1,8 @@
-"""What the transport refused: counted, and told without letting a stranger fill the log.
+"""What the transport refused: all counted, and logged without letting a stranger fill the log.
 
-Zenoh refuses connections (no certificate, a foreign or an expired one) and messages (under another
-member's prefix) by itself, and has no event for either: its own log is all there is. Its lines are
-read here; `FILTER` has it write those, and nothing for what it lets pass
+Zenoh itself refuses connections (no certificate, a foreign or an expired one) and messages (under
+another member's prefix). It has no event for either, only lines in its log, which are read here.
+`FILTER` has it write those lines, and none for what it lets pass
 (`docs/decisions/0012-what-is-dropped-what-is-held-back.md`).
 """
 
@@ -12,15 +12,15 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping
 
-from holdout.node.runtime.logs import Log
+from holdout.node.logs import Log
 
 FILTER = (
     "error,zenoh_link_tls=warn"
-    # One line for a refused message. The modules below it would write one for every message.
+    # One line for each refused message; the modules inside would write one for every message.
     ",zenoh::net::routing::interceptor=trace"
     ",zenoh::net::routing::interceptor::access_control=off"
     ",zenoh::net::routing::interceptor::qos_overwrite=off"
-    # Says in front of that line on which connection it came.
+    # Adds to that line the connection on which the message came.
     ",zenoh::net::primitives::demux=trace"
 )
 
@@ -34,29 +34,29 @@ CONNECTIONS = (
     (re.compile(r"invalid peer certificate"), "foreign-certificate"),
     (re.compile(r"received corrupt message|received fatal alert|handshake"), "no-tls"),
 )
-"""How Zenoh tells of connections that it refused."""
+"""Patterns of Zenoh's lines about refused connections, and what we call the reason."""
 
 _MESSAGE = "Msg intercepted!"
 _SOURCE = re.compile(r"src=[a-z]+/([0-9a-f]+)")
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 _MEANT = "Skipping name verification"
-"""See the transport's settings: members are known by the names in their certificates."""
+"""Expected: members are known by the names in their certificates (`zenoh_config`)."""
 
 SAY_SECONDS = 60.0
-"""The same refusal is logged so often at most; each is counted."""
+"""The same refusal is logged once in this time; each is counted."""
 LOOK_SECONDS = 1.0
-"""For new connections, while messages are refused; whoever asks for the counts sees all of them."""
+"""How often to look for new connections while messages are refused."""
 SOMEBODY = "somebody"
-"""Who a refused message is charged to if the connection is gone, or two look alike."""
+"""Whose message it was if the connection is gone, or two look alike."""
 UNSETTLED_MAX = 1_000
-"""Connections that may wait to be found in the list; what comes on more of them is somebody's."""
+"""How many unknown connections are remembered; messages on others are somebody's at once."""
 
 
 class Refusals:
-    """Counts by what the transport's log says.
+    """Counts what the transport's log says was refused.
 
     Attributes:
-        connections: Refused connections, by reason.
+        connections: How many connections were refused, by reason.
     """
 
     def __init__(self, log: Log, clock: Callable[[], float] = time.monotonic) -> None:
@@ -66,27 +66,27 @@ class Refusals:
         self._looked = -LOOK_SECONDS
         self._said: dict[str, float] = {}
         self.links: Callable[[], Mapping[str, str]] = dict
-        """The members by the number of their connection; the transport gives it."""
+        """The member of each connection, by its id; set to the transport's `links`."""
         self.connections: Counter[str] = Counter()
         self._messages: Counter[str] = Counter()
         self._unsettled: Counter[str] = Counter()
-        # Lines come on a thread of their own.
+        # Lines are read on a separate thread.
         self._lock = threading.Lock()
 
     def messages(self) -> Counter[str]:
-        """Refused messages (and listeners, and answers), by the member that sent them."""
+        """How many messages (also answers and listeners) were refused, by their sender's name."""
         with self._lock:
             if self._unsettled:
                 self._look()
             return self._messages + Counter({SOMEBODY: self._unsettled.total()})
 
     def on_line(self, line: str) -> None:
-        """A line of the transport's log."""
+        """Handle a line of the transport's log."""
         line = _COLOURS.sub("", line)
         if line.endswith(_MESSAGE):
             found = _SOURCE.search(line)
             if found is None:
-                # This node's own, on its way out: an answer to a question that has timed out.
+                # One that this node was sending: the answer to a question that has timed out.
                 return
             with self._lock:
                 name = self._charge(found[1])
@@ -104,7 +104,7 @@ class Refusals:
             self._log.debug("transport-says", line=line)
 
     def _charge(self, number: str) -> str:
-        """Count a refused message to the member with this connection, as far as is known now."""
+        """Count a refused message for the member with this connection, if it is known."""
         if self._name_of(number) is None and self._clock() - self._looked >= LOOK_SECONDS:
             self._look()
         name = self._name_of(number)
@@ -115,7 +115,7 @@ class Refusals:
         return name or SOMEBODY
 
     def _look(self) -> None:
-        """Ask for the connections, and charge what waited for that."""
+        """Look up the connections, and settle the messages that waited for that."""
         self._looked = self._clock()
         self._names = self.links()
         for number in list(self._unsettled):

@@ -1,7 +1,8 @@
 """The three jobs that a player asks for: a gradient, a ballot, the next model.
 
-The first two are the member's own code, in the learner's process. The third is the same for all and
-runs in a thread. Nothing here can stop the node: a job that fails costs this worker a role.
+The member's worker does the first two, in the learner's process. The third is the same for all
+members and runs in a thread. Nothing here can stop the node: a job that fails costs this worker its
+role in the round.
 """
 
 import asyncio
@@ -27,34 +28,34 @@ from holdout.agreement.events import (
 from holdout.agreement.params import Params
 from holdout.errors import LearnerFailed
 from holdout.ids import Digest
+from holdout.node.logs import Log
 from holdout.node.network.blobs import Blobs
 from holdout.node.runtime.learner_client import LearnerClient
-from holdout.node.runtime.logs import Log
 from holdout.node.runtime.pacing import Pacing
 
 
-class LyingBehaviour(Protocol):
-    """What a node that lies (in a rehearsal) does instead of what its player says."""
+class Misbehaviour(Protocol):
+    """How a node lies, in a rehearsal: what it does in place of what it should do."""
 
     def act(self, actions: Sequence[Action]) -> Sequence[Action]:
-        """What it does instead."""
+        """The actions that it takes in place of its player's."""
         ...
 
     def ballot(self, job: Judge, approved: tuple[int, ...]) -> tuple[int, ...]:
-        """What it approves instead."""
+        """The updates that it approves in place of its worker's choice."""
         ...
 
-    def withholds(self, kind: BlobKind, digest: Digest) -> bool:
-        """Whether it does not give this blob away."""
+    def withholds(self, kind: BlobKind) -> bool:
+        """Whether it refuses to hand out blobs of this kind."""
         ...
 
 
 class Jobs:
-    """Does what a player asks for, one learner's question at a time.
+    """Does what a player asks for.
 
     Attributes:
-        behaviour: How this node lies; None: it does not.
-        round: The round in which results are kept.
+        misbehaviour: How this node lies; None: it does not.
+        round: The current round; models that are made belong to it.
     """
 
     def __init__(
@@ -74,11 +75,11 @@ class Jobs:
         self._pacing = pacing
         self._log = log
         self._thread = ThreadPoolExecutor(1, "combine")
-        self.behaviour: LyingBehaviour | None = None
+        self.misbehaviour: Misbehaviour | None = None
         self.round = 0
 
     def close(self) -> None:
-        """Start nothing more."""
+        """Start no more work."""
         self._thread.shutdown(wait=False, cancel_futures=True)
 
     async def result(self, job: Job, steps: int) -> Event:
@@ -101,7 +102,7 @@ class Jobs:
         rate = self._params.rate(steps + 1)
         data = await self._learner.propose(model, round_number=job.round, rate=rate)
         fault = aggregate.payload_fault(data, self._params)
-        if fault is not None and self.behaviour is None:
+        if fault is not None and self.misbehaviour is None:
             self._log.warning("worker-failed", job="propose", why=fault)
             return JobFailed(job)
         digest = aggregate.payload_digest(data)
@@ -110,9 +111,8 @@ class Jobs:
         return Proposed(job, digest)
 
     async def _judge(self, job: Judge, model: bytes) -> Event:
-        found = [self._blobs.get(BlobKind.PAYLOAD, c.payload) for c in job.candidates]
-        payloads = [data for data in found if data is not None]
-        if len(payloads) < len(found):
+        payloads = self._payloads([candidate.payload for candidate in job.candidates])
+        if payloads is None:
             return JobFailed(job)
         approved = await self._learner.judge(
             model,
@@ -122,14 +122,19 @@ class Jobs:
             radius=job.radius,
             f=self._params.f,
         )
-        if self.behaviour is not None:
-            approved = self.behaviour.ballot(job, approved)
+        if self.misbehaviour is not None:
+            approved = self.misbehaviour.ballot(job, approved)
         return Judged(job, approved)
 
+    def _payloads(self, digests: Sequence[Digest]) -> list[bytes] | None:
+        """These gradients; None: some are not here."""
+        found = [self._blobs.get(BlobKind.PAYLOAD, digest) for digest in digests]
+        held = [data for data in found if data is not None]
+        return held if len(held) == len(found) else None
+
     async def _combine(self, job: Combine, model: bytes) -> Event:
-        found = [self._blobs.get(BlobKind.PAYLOAD, payload) for payload in job.payloads]
-        payloads = [data for data in found if data is not None]
-        if len(payloads) < len(found):
+        payloads = self._payloads(job.payloads)
+        if payloads is None:
             return JobFailed(job)
 
         def combine() -> tuple[bytes | None, Digest | None, float]:

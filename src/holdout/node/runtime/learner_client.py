@@ -1,25 +1,34 @@
-"""The node's side of its learner: questions with a time limit, a new process where one fails."""
+"""The node's side of its learner: a child process that is asked questions, with a time limit.
+
+A learner that fails is ended and started again. Questions and answers are frames on its standard
+input and output: a JSON header and raw bytes, behind the lengths of both.
+"""
 
 import asyncio
 import contextlib
 import json
 import os
+import struct
 import sys
 from collections.abc import Sequence
 from fractions import Fraction
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from holdout.errors import LearnerFailed
-from holdout.node.runtime import frames
-from holdout.node.runtime.logs import Log
+from holdout.node.logs import Log
 
 START_SECONDS_MAX = 300.0
 RESTART_SECONDS = (1.0, 60.0)
-"""How long to wait before a learner that failed is started again: from, doubling, up to."""
+"""How long to wait before a failed learner is started again: from, doubling each time, up to."""
 END_SECONDS_MAX = 5.0
-"""How long the end of a killed learner's output is waited for."""
+"""How long to wait for the end of a killed learner's output."""
 LINE_BYTES_MAX = 4_000
+
+_LENGTHS = struct.Struct("<IQ")
+PREFIX_BYTES = _LENGTHS.size
+HEADER_BYTES_MAX = 1 << 24
+BODY_BYTES_MAX = 1 << 36
 
 
 class LearnerClient:
@@ -39,17 +48,17 @@ class LearnerClient:
 
     @property
     def pid(self) -> int | None:
-        """Of the process, if one runs."""
+        """The number of the learner's process; None: none runs."""
         return None if self._process is None else self._process.pid
 
     async def start(self) -> None:
-        """Load the member's code now, so that the first round does not have to wait for it."""
+        """Start the process now, so that the first round does not have to wait for it."""
         with contextlib.suppress(LearnerFailed):
             async with self._turn:
                 await self._started()
 
     async def propose(self, model: bytes, *, round_number: int, rate: float) -> bytes:
-        """The canonical bytes of a gradient."""
+        """A gradient on this model, as canonical bytes."""
         question = {"job": "propose", "round": round_number, "rate": rate}
         _, data = await self._ask(question, model)
         return data
@@ -64,7 +73,7 @@ class LearnerClient:
         radius: float,
         f: Fraction,
     ) -> tuple[int, ...]:
-        """The places of the approved updates."""
+        """The positions of the approved updates."""
         question = {
             "job": "judge",
             "round": round_number,
@@ -82,7 +91,7 @@ class LearnerClient:
         return None if found is None else float(found)
 
     async def close(self) -> None:
-        """End the process, whatever it does."""
+        """End the process, whatever it is doing."""
         await self._end()
 
     # -- the process ------------------------------------------------------------------------------
@@ -93,7 +102,7 @@ class LearnerClient:
             assert process.stdin is not None  # noqa: S101
             try:
                 async with asyncio.timeout(self._seconds_max):
-                    process.stdin.write(frames.pack(question, body))
+                    process.stdin.write(pack_frame(question, body))
                     await process.stdin.drain()
                     answer, data = await _read(process)
             except TimeoutError:
@@ -101,7 +110,7 @@ class LearnerClient:
             except (OSError, ValueError, asyncio.IncompleteReadError):
                 await self._fail("ended unexpectedly")
             except asyncio.CancelledError:
-                # Half an answer may lie in the pipe.
+                # Half an answer may be left in the pipe.
                 await self._end()
                 raise
         if "failed" in answer:
@@ -116,10 +125,10 @@ class LearnerClient:
             return self._process
         loop = asyncio.get_running_loop()
         if loop.time() < self._not_before:
-            raise LearnerFailed("the worker failed a moment ago and is not started again yet")
+            raise LearnerFailed("the worker failed a moment ago and has not been started again yet")
         try:
             process = await self._spawn()
-        except OSError as error:  # No memory or no process left: others may end theirs.
+        except OSError as error:  # No memory or no process left: there may be some later.
             await self._fail(f"cannot be started: {error}")
         self._process = process
         self._printing = asyncio.create_task(self._print(process))
@@ -153,7 +162,7 @@ class LearnerClient:
         )
 
     async def _print(self, process: asyncio.subprocess.Process) -> None:
-        """What the member's code prints, line by line, is part of the node's log."""
+        """Log what the member's worker prints, line by line."""
         assert process.stderr is not None  # noqa: S101
         while piece := await process.stderr.read(LINE_BYTES_MAX):
             for line in piece.decode("utf-8", "replace").splitlines():
@@ -182,8 +191,8 @@ async def kill(process: asyncio.subprocess.Process) -> None:
     assert process.stdout is not None  # noqa: S101
     with contextlib.suppress(ProcessLookupError):
         process.kill()
-    # asyncio sees the end of a process only after that of its pipes, and stops reading those that
-    # nobody takes from. A process of the member's own may hold them open: that one is not awaited.
+    # asyncio sees the end of a process only after the end of its pipes, and stops reading a pipe
+    # that nobody takes from. A process started by the worker may keep them open: hence the limit.
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(END_SECONDS_MAX):
             while await process.stdout.read(LINE_BYTES_MAX):
@@ -193,6 +202,33 @@ async def kill(process: asyncio.subprocess.Process) -> None:
 
 async def _read(process: asyncio.subprocess.Process) -> tuple[dict[str, Any], bytes]:
     assert process.stdout is not None  # noqa: S101
-    head, body = frames.lengths(await process.stdout.readexactly(frames.PREFIX_BYTES))
+    head, body = frame_lengths(await process.stdout.readexactly(PREFIX_BYTES))
     answer: dict[str, Any] = json.loads(await process.stdout.readexactly(head))
     return answer, await process.stdout.readexactly(body)
+
+
+# -- frames, on both sides ------------------------------------------------------------------------
+
+
+def pack_frame(header: dict[str, Any], body: bytes) -> bytes:
+    """A header and a body as one frame."""
+    head = json.dumps(header).encode()
+    return _LENGTHS.pack(len(head), len(body)) + head + body
+
+
+def frame_lengths(prefix: bytes) -> tuple[int, int]:
+    """The lengths of header and body; raises ValueError if this is not a frame's beginning."""
+    head, body = _LENGTHS.unpack(prefix)
+    if head > HEADER_BYTES_MAX or body > BODY_BYTES_MAX:
+        raise ValueError("not a frame")
+    return head, body
+
+
+def read_frame(file: BinaryIO) -> tuple[dict[str, Any], bytes] | None:
+    """The next header and body of a file; None at its end."""
+    prefix = file.read(PREFIX_BYTES)
+    if len(prefix) < PREFIX_BYTES:
+        return None
+    head, body = frame_lengths(prefix)
+    header: dict[str, Any] = json.loads(file.read(head))
+    return header, file.read(body)

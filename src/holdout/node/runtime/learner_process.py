@@ -1,8 +1,8 @@
 """The process in which a member's worker runs: `python -m holdout.node.runtime.learner_process`.
 
-It loads the member's `make_worker`, then answers three questions on its standard input: a gradient
-on this model, a ballot on these updates, how good this model is. A process of its own, because the
-member's code may hang, leak or crash, and none of that may touch the node's votes: the node stops
+It calls the member's `make_worker`, then answers three questions on its standard input: a gradient
+on this model, a ballot on these updates, how good this model is. It is a separate process because
+custom code may hang, leak or crash, and none of that may touch the node's votes: the node stops
 waiting, ends this process and starts another.
 """
 
@@ -25,8 +25,8 @@ from holdout.errors import HoldoutError, PluginError, UserError
 from holdout.ids import ProposalId, RoundNumber
 from holdout.learning.models import MODELS, build
 from holdout.node.membership.genesis import GENESIS, Network
-from holdout.node.runtime import frames
-from holdout.node.runtime.settings import NodeSettings, read_settings
+from holdout.node.membership.settings import NodeSettings, read_settings
+from holdout.node.runtime.learner_client import pack_frame, read_frame
 from holdout.rounds import norm, shrink
 from holdout.voting import Ballot, Terms
 from holdout.workers import Worker
@@ -38,7 +38,7 @@ def main(folder: Path) -> None:
     """Answer questions until standard input ends."""
     # Ctrl-C is for the node, which ends this process when it has finished.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    answers = _own_output()
+    answers = _take_output()
     _end_with_parent()
     os.chdir(folder)  # Where the member's module and data lie.
     try:
@@ -49,29 +49,29 @@ def main(folder: Path) -> None:
         _write(answers, {"failed": str(error)})
         return
     _write(answers, {"ready": True})
-    while (question := frames.read(sys.stdin.buffer)) is not None:
+    while (question := read_frame(sys.stdin.buffer)) is not None:
         header, body = question
         try:
             reply, data = _answer(worker, dimension, header, body)
-        except Exception as error:  # noqa: BLE001  # It is the member's code.
+        except Exception as error:  # noqa: BLE001  # Custom code may raise anything.
             reply, data = {"failed": f"{type(error).__name__}: {error}"}, b""
         _write(answers, reply, data)
 
 
-def _own_output() -> BinaryIO:
-    """Keep standard output for answers: what the member's code prints goes to standard error."""
+def _take_output() -> BinaryIO:
+    """Keep standard output for answers: what custom code prints goes to standard error."""
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
     return answers
 
 
 def _write(file: BinaryIO, header: dict[str, Any], body: bytes = b"") -> None:
-    file.write(frames.pack(header, body))
+    file.write(pack_frame(header, body))
     file.flush()
 
 
 def _end_with_parent() -> None:
-    """A killed node must not leave its learner behind, not even one that hangs."""
+    """End with the node, even if that was killed and even while the worker hangs."""
     parent = os.getppid()
 
     def watch() -> None:
@@ -83,7 +83,7 @@ def _end_with_parent() -> None:
 
 
 def load_worker(network: Network, settings: NodeSettings) -> tuple[Worker, int]:
-    """The member's worker, made by its own code, and the number of weights."""
+    """The member's worker, made by its `make_worker`, and the number of weights."""
     member = network.index(settings.node.name)
     model = build_model(network)
     make = resolve(settings.worker.make_worker)
@@ -106,12 +106,14 @@ def load_worker(network: Network, settings: NodeSettings) -> tuple[Worker, int]:
             f"{settings.worker.make_worker} raised {type(error).__name__}: {error}"
         ) from error
     if not all(callable(getattr(worker, name, None)) for name in ("propose", "vote")):
-        raise PluginError(f"{settings.worker.make_worker} must return a Worker: propose and vote")
+        raise PluginError(
+            f"{settings.worker.make_worker} must return a Worker, with propose and vote"
+        )
     return worker, network.params.dimension
 
 
 def build_model(network: Network) -> nn.Module:
-    """The module that the genesis file names; its parameters must have the file's shapes."""
+    """The model that the genesis file names; its tensors must have the shapes given there."""
     section, data = network.file.model, network.file.data
     factory: Any = MODELS.get(section.name)
     if factory is None:
@@ -173,7 +175,7 @@ def _judge(
         raise PluginError("vote must return a holdout.voting.Ballot")
     approved = sorted({int(place) for place in ballot.approved})
     if any(not 0 <= place < len(updates) for place in approved):
-        raise PluginError("vote approved an update that there is not")
+        raise PluginError("vote approved an update that does not exist")
     most = terms.approve_count(len(updates))
     if len(approved) > most:
         raise PluginError(

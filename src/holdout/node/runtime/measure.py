@@ -1,17 +1,14 @@
-"""Where a node's time goes, and what it has counted: for `status`, metrics and the benchmark.
+"""Where a node's time goes, and what it counts: for `status`, metrics and the benchmark.
 
-An interval in which the node had nothing to do is charged to what it waited for: its own learner,
-blobs and messages of others, or, if a timer ended it and nothing else was under way, a deadline.
+Idle time is charged to what the node waited for: its own learner, the blobs and messages of others,
+or, if a timer ended the wait and nothing else was under way, a deadline.
 """
 
-import os
-import resource
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
-from types import TracebackType
 
 from holdout.agreement.keys import PublicKeys, Verifier
 
@@ -26,38 +23,25 @@ class Spent:
     disk: float = 0.0
     crypto: float = 0.0
     protocol: float = 0.0
-    """Handling events, signatures left out."""
+    """Handling events, without checking signatures."""
 
     def as_dict(self) -> dict[str, float]:
-        """Rounded for people."""
+        """All entries, rounded, by name."""
         return {name: round(getattr(self, name), 4) for name in self.__slots__}
 
 
-class Stopwatch:
-    """Adds the time inside a `with` to one of the entries."""
-
-    __slots__ = ("_began", "_name", "_spent")
-
-    def __init__(self, spent: Spent, name: str) -> None:
-        self._spent = spent
-        self._name = name
-        self._began = 0.0
-
-    def __enter__(self) -> None:
-        self._began = time.perf_counter()
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        passed = time.perf_counter() - self._began
-        setattr(self._spent, self._name, getattr(self._spent, self._name) + passed)
+@contextmanager
+def stopwatch(spent: Spent, name: str) -> Iterator[None]:
+    """Add the time inside a `with` to one entry of `Spent`."""
+    began = time.perf_counter()
+    try:
+        yield
+    finally:
+        setattr(spent, name, getattr(spent, name) + time.perf_counter() - began)
 
 
 class TimedVerifier:
-    """A verifier whose work is charged to cryptography."""
+    """A verifier whose time is charged to `crypto`."""
 
     def __init__(self, verifier: Verifier, spent: Spent) -> None:
         self._verifier = verifier
@@ -65,19 +49,13 @@ class TimedVerifier:
 
     def signature(self, public: bytes, message: bytes, signature: bytes) -> bool:
         """Whether the owner of this key signed the message."""
-        began = time.perf_counter()
-        try:
+        with stopwatch(self._spent, "crypto"):
             return self._verifier.signature(public, message, signature)
-        finally:
-            self._spent.crypto += time.perf_counter() - began
 
     def vrf(self, public: bytes, alpha: bytes, proof: bytes) -> bytes | None:
         """The one output of this key for `alpha`, or None if the proof does not hold."""
-        began = time.perf_counter()
-        try:
+        with stopwatch(self._spent, "crypto"):
             return self._verifier.vrf(public, alpha, proof)
-        finally:
-            self._spent.crypto += time.perf_counter() - began
 
     def key_fault(self, keys: PublicKeys) -> str | None:
         """Why these keys must not enter a roster, or None."""
@@ -86,14 +64,14 @@ class TimedVerifier:
 
 @dataclass(slots=True)
 class Idle:
-    """Charges the intervals in which the node had nothing to do."""
+    """Charges idle time to what the node waited for."""
 
     spent: Spent
     _pending: float = 0.0
-    """Idle since the last thing that came, ended by nothing yet."""
+    """Idle seconds that are not charged yet: what ends them decides."""
 
     def waited(self, seconds: float, *, computing: bool, fetching: bool) -> None:
-        """An interval without any event to handle."""
+        """The node was idle for so long, while these were under way."""
         if computing:
             self.spent.compute += seconds
         elif fetching:
@@ -102,12 +80,12 @@ class Idle:
             self._pending += seconds
 
     def ended_by_timer(self) -> None:
-        """A deadline that mattered: what was waited before, was waited for it."""
+        """A timer made the node act: it had been waiting for that deadline."""
         self.spent.deadlines += self._pending
         self._pending = 0.0
 
     def ended_by_message(self) -> None:
-        """Something came from outside."""
+        """Something came from another member: the node had been waiting for it."""
         self.spent.network += self._pending
         self._pending = 0.0
 
@@ -117,37 +95,8 @@ class Counters:
     """What happened since the node was started."""
 
     rejected: Counter[str] = field(default_factory=Counter)
-    """By the core, by reason."""
+    """How many messages were rejected, by reason."""
     rounds: int = 0
     steps: int = 0
     periods: int = 0
-    """Beyond the first of each round."""
-
-
-def memory_bytes(pid: int) -> int:
-    """Resident memory of a process, without what it shares with others where that is known."""
-    try:
-        for line in Path(f"/proc/{pid}/smaps_rollup").read_text("ascii").splitlines():
-            if line.startswith("Pss:"):
-                return int(line.split()[1]) * 1024
-    except OSError:
-        pass
-    if pid == os.getpid():
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    return 0
-
-
-def prometheus(values: Mapping[str, float | Mapping[str, float]], node: str) -> str:
-    """Prometheus's text format; a mapping becomes one line for each of its keys."""
-    lines: list[str] = []
-    for name, value in values.items():
-        full = f"holdout_{name}"
-        lines.append(f"# TYPE {full} {'counter' if name.endswith('_total') else 'gauge'}")
-        if isinstance(value, Mapping):
-            lines += [
-                f'{full}{{node="{node}",kind="{kind}"}} {amount:g}'
-                for kind, amount in sorted(value.items())
-            ]
-        else:
-            lines.append(f'{full}{{node="{node}"}} {value:g}')
-    return "\n".join(lines) + "\n"
+    """Periods beyond the first of each round."""

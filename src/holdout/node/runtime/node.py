@@ -1,11 +1,4 @@
-"""A node from its folder: everything read and checked, put together, run until told to stop.
-
-node.toml                    what the member decides for itself
-keys/                        its secrets and certificates
-genesis.toml, model.safetensors   the network
-store/                       what must outlive a crash
-status.sock                  while it runs
-"""
+"""Running a node: put its parts together, run until told to stop, end them in order."""
 
 import asyncio
 import os
@@ -13,7 +6,6 @@ import signal
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -21,134 +13,79 @@ from holdout.agreement import aggregate
 from holdout.agreement.ed25519 import Ed25519Verifier
 from holdout.agreement.events import BlobKind
 from holdout.agreement.keys import MemoVerifier
-from holdout.agreement.params import Genesis
+from holdout.agreement.params import Timing
 from holdout.agreement.player import Player
 from holdout.errors import UserError
 from holdout.ids import Digest
-from holdout.node.membership.genesis import GENESIS, Network
-from holdout.node.membership.identity import (
-    AUTHORITY,
-    CERTIFICATE,
-    TLS,
-    WARN_BEFORE,
-    Identity,
-    certificate_end,
-    certificate_fault,
-    read_identity,
-)
+from holdout.node.logs import Log, divert_output
+from holdout.node.membership.genesis import Network
+from holdout.node.membership.identity import AUTHORITY, CERTIFICATE, TLS, WARN_BEFORE, Identity
+from holdout.node.membership.members import KEYS
 from holdout.node.membership.network_parameters import notes_on
 from holdout.node.network.blobs import Blobs, Fetcher
 from holdout.node.network.gossip import Gossip
-from holdout.node.network.inbox import Allowance, Inbox
+from holdout.node.network.queues import Allowance, Inbox
 from holdout.node.network.refusals import Refusals
-from holdout.node.network.transport import Endpoint, Peer, ZenohTransport
-from holdout.node.runtime.jobs import LyingBehaviour
+from holdout.node.network.transport import ZenohTransport
+from holdout.node.network.zenoh_config import Endpoint, Peer
+from holdout.node.runtime.archive import Archive
+from holdout.node.runtime.folder import Folder, read_folder
+from holdout.node.runtime.jobs import Misbehaviour
 from holdout.node.runtime.learner_client import LearnerClient
-from holdout.node.runtime.logs import Log, divert_output
 from holdout.node.runtime.measure import Spent, TimedVerifier
 from holdout.node.runtime.pacing import Pacing
-from holdout.node.runtime.reporting import Reporter
 from holdout.node.runtime.service import Service
-from holdout.node.runtime.settings import NodeSettings, read_settings
-from holdout.node.runtime.status import serve_metrics, serve_status
-from holdout.node.storage.archive import Archive
-from holdout.node.storage.model_files import MODEL, load_model
+from holdout.node.runtime.status import SOCKET, Reporter, serve_metrics, serve_status
 from holdout.node.storage.store import FOLDER, Retention, locked
 from holdout.node.storage.store_recovery import Opened, checked_blob, open_store
 from holdout.results import write_atomic
 from holdout.seeds import stream
 
-KEYS = "keys"
 ORPHAN_SECONDS_MAX = 10.0
-"""So long a node whose parent has vanished may take to end in good order."""
+"""How long a node whose parent has vanished may take to end in good order."""
 MEMO_ENTRIES = 1 << 14
 WATCH_SECONDS = 3_600.0
-"""So often a node looks at the date of its certificate."""
+"""How often a node looks at the date of its certificate."""
 END_WITH_PARENT = "HOLDOUT_END_WITH_PARENT"
-"""Set by a command that starts nodes: the process that they must not outlive."""
-MakeBehaviour = Callable[[Service, Identity, Network], LyingBehaviour]
-
-
-@dataclass(frozen=True, slots=True)
-class Folder:
-    """A node's folder, read and checked."""
-
-    path: Path
-    settings: NodeSettings
-    identity: Identity
-    network: Network
-    worker: int
-    model: bytes
-    expires: datetime
-    """From when on nobody talks to this node any more."""
-
-    @property
-    def genesis(self) -> Genesis:
-        """What the agreement core goes by."""
-        return self.network.genesis
-
-
-def read_folder(path: Path) -> Folder:
-    """Everything but the store; a UserError says what is missing or does not fit."""
-    settings = read_settings(path)
-    identity = read_identity(path / KEYS)
-    if not (path / GENESIS).exists():
-        raise UserError(f"{path} belongs to no network yet; `holdout node join` makes it a member")
-    network = Network.read(path / GENESIS)
-    worker = network.index(settings.node.name)
-    if network.members[worker].keys != identity.signer.public:
-        raise UserError(f"the genesis file knows {settings.node.name} by other keys than these")
-    strangers = sorted(set(settings.peers) - {member.name for member in network.members})
-    if strangers:
-        raise UserError(f"node.toml, [peers]: {', '.join(strangers)} are no members of the network")
-    authority = network.file.authority.certificate.encode("ascii")
-    try:
-        certificate = (path / KEYS / CERTIFICATE).read_bytes()
-    except OSError:
-        raise UserError(f"{path / KEYS / CERTIFICATE} is missing or cannot be read") from None
-    fault = certificate_fault(certificate, authority, settings.node.name)
-    if fault is not None:
-        raise UserError(f"{path / KEYS / CERTIFICATE}: {fault}")
-    model = load_model(path / MODEL, network.file.model)
-    expires = certificate_end(certificate, authority)
-    return Folder(path, settings, identity, network, worker, model, expires)
+"""The environment variable that names the process a node must not outlive."""
+MakeMisbehaviour = Callable[[Service, Identity, Network], Misbehaviour]
 
 
 def run_node(
     path: Path,
     *,
     until: int | None = None,
-    make_behaviour: MakeBehaviour | None = None,
+    make_misbehaviour: MakeMisbehaviour | None = None,
 ) -> None:
     """Run the node of this folder until it is told to stop or cannot go on.
 
     Raises:
-        KeyboardInterrupt: It was Ctrl-C; everything is put away already.
+        KeyboardInterrupt: Ctrl-C ended it, in good order.
     """
     fault = aggregate.known_answer_fault()
     if fault is not None:
         raise UserError(f"{fault}; this node must not vote")
     folder = read_folder(path)
     with locked(path):
-        number = asyncio.run(_run(folder, until, make_behaviour))
+        number = asyncio.run(_run(folder, until, make_misbehaviour))
     if number == signal.SIGINT:
         raise KeyboardInterrupt
 
 
 async def _run(
-    folder: Folder, until: int | None, make_behaviour: MakeBehaviour | None
+    folder: Folder, until: int | None, make_misbehaviour: MakeMisbehaviour | None
 ) -> signal.Signals | None:
-    """Which signal ended it."""
-    node = _Node(folder, until, make_behaviour)
+    """Run the node; the signal that ended it, if one did."""
+    node = _Node(folder, until, make_misbehaviour)
     await node.run()
     return node.ended_by
 
 
 class _Node:
-    """All parts of a running node."""
+    """All parts of a node. Those that need the network are made by `_connect`, when it runs."""
 
     def __init__(
-        self, folder: Folder, until: int | None, make_behaviour: MakeBehaviour | None
+        self, folder: Folder, until: int | None, make_misbehaviour: MakeMisbehaviour | None
     ) -> None:
         self.folder = folder
         self.ended_by: signal.Signals | None = None
@@ -163,26 +100,13 @@ class _Node:
             Retention(storage.bodies, storage.gradients, storage.models),
             storage.free_megabytes_min << 20,
         )
-        self.opened.store.check_room()
-        self.spent = Spent()
-        verifier = MemoVerifier(TimedVerifier(Ed25519Verifier(), self.spent), MEMO_ENTRIES)
-        lowest, highest = settings.timing.bounds()
         store = self.opened.store
-        # As far as seeds look back, and more.
-        back = 2 * genesis.params.lookback * genesis.params.refresh
-        height = store.height()
-        player = Player(
-            genesis,
-            folder.worker,
-            folder.identity.signer,
-            verifier,
-            timing=highest,
-            safety=self.opened.safety,
-            finished=store.finished(max(1, height - back), height),
-        )
+        store.check_room()
+        self.spent = Spent()
+        self.verifier = MemoVerifier(TimedVerifier(Ed25519Verifier(), self.spent), MEMO_ENTRIES)
         self.blobs = Blobs(self._on_disk)
-        others = [w for w in range(genesis.params.workers) if w != folder.worker]
-        self.inbox = Inbox(others)
+        self.others = [w for w in range(genesis.params.workers) if w != folder.worker]
+        self.inbox = Inbox(self.others)
         self.learner = LearnerClient(
             folder.path,
             self.log,
@@ -190,10 +114,11 @@ class _Node:
             threads=settings.worker.threads,
         )
         self.archive = Archive(store, self.blobs, self.spent)
+        lowest, highest = settings.timing.bounds()
         self.service = Service(
             genesis,
             folder.worker,
-            player=player,
+            player=self._make_player(highest),
             archive=self.archive,
             blobs=self.blobs,
             inbox=self.inbox,
@@ -203,12 +128,26 @@ class _Node:
             spent=self.spent,
             until=until,
         )
-        for worker, _, _ in store.evidence():
-            self.service.evidence[worker] = self.service.evidence.get(worker, 0) + 1
-        if make_behaviour is not None:
-            self.service.behaviour = make_behaviour(self.service, folder.identity, folder.network)
-        self.verifier = verifier
-        self.others = others
+        self.service.evidence.update(worker for worker, _, _ in store.evidence())
+        if make_misbehaviour is not None:
+            self.service.misbehaviour = make_misbehaviour(
+                self.service, folder.identity, folder.network
+            )
+
+    def _make_player(self, timing: Timing) -> Player:
+        folder, store = self.folder, self.opened.store
+        params, height = folder.genesis.params, store.height()
+        # Twice as far back as seeds look.
+        back = 2 * params.lookback * params.refresh
+        return Player(
+            folder.genesis,
+            folder.worker,
+            folder.identity.signer,
+            self.verifier,
+            timing=timing,
+            safety=self.opened.safety,
+            finished=store.finished(max(1, height - back), height),
+        )
 
     def _on_disk(self, kind: BlobKind, digest: Digest) -> bytes | None:
         return checked_blob(
@@ -220,7 +159,7 @@ class _Node:
         )
 
     async def run(self) -> None:
-        """Until told to stop."""
+        """Run until told to stop."""
         service, loop = self.service, asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._on_signal, number)
@@ -232,11 +171,7 @@ class _Node:
             asyncio.create_task(self._end_with_parent()),
             asyncio.create_task(self._watch_certificate()),
         ]
-        # The one of the genesis file, whatever lies there.
-        authority = self.folder.path / KEYS / AUTHORITY
-        expected = self.folder.network.file.authority.certificate.encode("ascii")
-        if not authority.exists() or authority.read_bytes() != expected:
-            write_atomic(authority, expected)
+        self._restore_authority()
         transport = self._connect()
         servers = [await serve_status(self.folder.path, self.reporter.report)]
         try:
@@ -258,28 +193,35 @@ class _Node:
                 server.close()
             transport.close()
             self.opened.store.close()
-            (self.folder.path / "status.sock").unlink(missing_ok=True)
+            (self.folder.path / SOCKET).unlink(missing_ok=True)
             self.log.info("stopped", decided=service.player.round - 1)
+
+    def _restore_authority(self) -> None:
+        """Have the authority's certificate be the one of the genesis file, whatever lies there."""
+        path = self.folder.path / KEYS / AUTHORITY
+        expected = self.folder.network.file.authority.certificate.encode("ascii")
+        if not path.exists() or path.read_bytes() != expected:
+            write_atomic(path, expected)
 
     def _on_signal(self, number: signal.Signals) -> None:
         self.ended_by = number
         self.service.stop()
 
     async def _end_with_parent(self) -> None:
-        """A node that a command has started ends with it, however that ended."""
+        """End with the command that started this node, however that ended."""
         parent = os.environ.get(END_WITH_PARENT)
         while parent is not None and os.getppid() == int(parent):  # noqa: ASYNC110  # No event.
             await asyncio.sleep(1)
         if parent is not None:
             self.log.error("orphaned")
-            # Nobody is there to kill a node that cannot end itself; nothing durable is lost by it.
+            # Nobody is there to kill a node that hangs. Nothing durable is lost by a hard exit.
             last_resort = threading.Timer(ORPHAN_SECONDS_MAX, os._exit, (1,))
             last_resort.daemon = True
             last_resort.start()
             self.service.stop()
 
     async def _watch_certificate(self) -> None:
-        """Say in time that the certificate ends, and that it has ended."""
+        """Log in time that the certificate is about to end, and that it has ended."""
         while True:
             left = self.folder.expires - datetime.now(UTC)
             if left <= timedelta():
@@ -319,7 +261,7 @@ class _Node:
             wake=service.wake,
         )
         self.refusals.links = transport.links
-        # Which peer hears what first is nobody's secret, but differs from node to node.
+        # Which peer hears what first need not be secret, but should differ from node to node.
         words = stream(time.monotonic_ns(), "gossip", folder.worker)
         gossip = Gossip(
             folder.genesis,
@@ -340,7 +282,6 @@ class _Node:
         service.attach(transport, gossip, fetcher)
         self.reporter = Reporter(
             network=folder.network,
-            worker=folder.worker,
             expires=folder.expires,
             service=service,
             archive=self.archive,
@@ -350,16 +291,13 @@ class _Node:
             transport=transport,
             fetcher=fetcher,
             refusals=self.refusals,
-            spent=self.spent,
         )
         return transport
 
     def _serve(self, asker: int, question: str) -> bytes | None:
         del asker
-        behaviour = self.service.behaviour
-        if behaviour is not None:
-            kind, _, rest = question.partition("/")
-            digest = Digest(bytes.fromhex(rest.partition("/")[0]))
-            if behaviour.withholds(BlobKind(int(kind)), digest):
-                return None
+        misbehaviour = self.service.misbehaviour
+        kind = question.partition("/")[0]
+        if misbehaviour is not None and misbehaviour.withholds(BlobKind(int(kind))):
+            return None
         return self.blobs.serve(question)

@@ -1,15 +1,15 @@
-"""The driver: one task owns the `Player`; everything slow happens beside it.
+"""The driver: one task owns the `Player`, and everything slow happens beside it.
 
-Events reach the player one at a time: timers that are due, then results of the node's own work
-(blobs, models, ballots), then messages, the urgent first. What it asks for is carried out in order,
-behind the write that has to be durable first. Gradients and ballots are computed in the learner's
-process, models in a thread, writes in another: while they take their time, votes go on.
+Events reach the player one at a time: timers that are due, then results of this node's work (blobs,
+models, ballots), then messages, the most urgent first. The actions it asks for are carried out in
+order, after whatever must be durable is written. The learner's process computes gradients and
+ballots, one thread computes models and another writes: meanwhile, voting goes on.
 """
 
 import asyncio
 import os
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
 from typing import Any
@@ -50,26 +50,32 @@ from holdout.agreement.params import Genesis
 from holdout.agreement.player import Player
 from holdout.errors import LearnerFailed
 from holdout.ids import Digest
+from holdout.node.logs import Log
 from holdout.node.network.blobs import Blobs, Fetcher
 from holdout.node.network.gossip import Gossip
-from holdout.node.network.inbox import Dropped, Inbox, is_agreement
+from holdout.node.network.queues import Dropped, Inbox, is_agreement
 from holdout.node.network.transport import Transport
-from holdout.node.runtime.jobs import Jobs, LyingBehaviour
+from holdout.node.runtime.archive import Archive
+from holdout.node.runtime.jobs import Jobs, Misbehaviour
 from holdout.node.runtime.learner_client import LearnerClient
-from holdout.node.runtime.logs import Log
-from holdout.node.runtime.measure import Counters, Idle, Spent, Stopwatch
-from holdout.node.runtime.pacing import Pacing
-from holdout.node.runtime.timers import Timers, now
-from holdout.node.storage.archive import Archive
+from holdout.node.runtime.measure import Counters, Idle, Spent, stopwatch
+from holdout.node.runtime.pacing import Pacing, Timers, now
 
 MEETING_SECONDS = 3.0
 STEPS_IN_A_ROW = 32
-"""After so many events and messages the other tasks get their turn."""
+"""After this many events and messages the other tasks get their turn."""
 NONCE_BYTES = 32
 
 
 class Service:
-    """A node that runs."""
+    """Drives one node's player: gives it events, carries out its actions.
+
+    Attributes:
+        accuracy: Of the newest model, as far as the member's worker can tell.
+        evidence: How often each worker was caught lying.
+        halted: Why the node signs nothing any more; None: it does.
+        stopping: Whether it has been told to end.
+    """
 
     def __init__(
         self,
@@ -86,20 +92,9 @@ class Service:
         spent: Spent,
         until: int | None = None,
     ) -> None:
-        """A node that is about to run; `attach` gives it its network.
+        """Get ready to run as the member at place `worker`; `attach` adds the network.
 
-        Args:
-            genesis: The network.
-            worker: This node's place in the roster.
-            player: The agreement core, as the store left it.
-            archive: What must last.
-            blobs: Large things in hand.
-            inbox: What the transport puts messages into.
-            learner: The member's own code.
-            pacing: How long to wait.
-            log: Where events are written.
-            spent: Where time is counted.
-            until: The last round to take part in; None: for ever.
+        With `until`, the node takes part up to that round.
         """
         self._genesis = genesis
         self._params = genesis.params
@@ -114,8 +109,7 @@ class Service:
         self._until = until
         self.counters = Counters()
         self.accuracy: float | None = None
-        self.evidence: dict[int, int] = {}
-        """Workers that were caught, and how often."""
+        self.evidence: Counter[int] = Counter()
         self.halted: str | None = None
         self._idle = Idle(spent)
         self._archive = archive
@@ -128,7 +122,7 @@ class Service:
         self._loop = asyncio.get_running_loop()
         self._tasks: set[asyncio.Task[None]] = set()
         self._computing = 0
-        self._stopping = False
+        self.stopping = False
         self._failure: Exception | None = None
         self._proposers: dict[Digest, int] = {}
         self._steps = self._archive.steps
@@ -138,37 +132,32 @@ class Service:
         self._fetcher: Fetcher
 
     @property
-    def stopping(self) -> bool:
-        """Whether it has been told to end."""
-        return self._stopping
-
-    @property
-    def behaviour(self) -> LyingBehaviour | None:
+    def misbehaviour(self) -> Misbehaviour | None:
         """How this node lies; None: it does not."""
-        return self._jobs.behaviour
+        return self._jobs.misbehaviour
 
-    @behaviour.setter
-    def behaviour(self, behaviour: LyingBehaviour | None) -> None:
-        self._jobs.behaviour = behaviour
+    @misbehaviour.setter
+    def misbehaviour(self, misbehaviour: Misbehaviour | None) -> None:
+        self._jobs.misbehaviour = misbehaviour
 
     def attach(self, transport: Transport, gossip: Gossip, fetcher: Fetcher) -> None:
-        """The network, which in turn needs this object to exist."""
+        """Add the network, whose parts need this object to exist."""
         self.transport, self.gossip, self._fetcher = transport, gossip, fetcher
 
     def wake(self) -> None:
-        """Something has come; called on any thread."""
+        """Look for new messages; called on any thread."""
         with suppress(RuntimeError):  # The loop has ended.
             self._loop.call_soon_threadsafe(self._awake.set)
 
     def stop(self) -> None:
-        """Finish what is being written and end."""
-        self._stopping = True
+        """Have `run` finish what is being written and end."""
+        self.stopping = True
         self._awake.set()
 
     # -- the loop ---------------------------------------------------------------------------------
 
     async def run(self) -> None:
-        """Run until stopped; raises what makes it impossible to go on."""
+        """Run until stopped; raises the error that makes it impossible to go on."""
         delay = self._pacing.timing().delay / 1e6
         self._begin(self.gossip.keep_talking(delay, lambda: self.player.period))
         loading = self._begin(self._learner.start())
@@ -176,7 +165,7 @@ class Service:
         self._events.append(Start(os.urandom(NONCE_BYTES)))
         try:
             in_a_row = 0
-            while not self._stopping and self._failure is None:
+            while not self.stopping and self._failure is None:
                 if not await self._step():
                     in_a_row = 0
                     await self._rest()
@@ -191,10 +180,10 @@ class Service:
             raise self._failure
 
     async def _meet(self, loading: asyncio.Task[None]) -> None:
-        """Give connections a moment: what is said before there are any is lost.
+        """Give connections a moment: what is sent before there are any is lost.
 
-        In a new network all members load their data at the same time; without waiting for that, the
-        first round would be an empty one.
+        In a new network all members load their data at the same time; if nobody waited for that,
+        the first round would be empty.
         """
         if self.player.round == 1:
             patience = self._pacing.timing().propose / 1e6
@@ -203,13 +192,13 @@ class Service:
         await self._poll(lambda: len(self.transport.peers()) >= others, MEETING_SECONDS)
 
     async def _poll(self, condition: Callable[[], bool], seconds_max: float) -> None:
-        """Wait until it holds, or the time is up, or the node is told to end."""
+        """Wait until the condition holds, the time is up, or the node is told to end."""
         end = time.monotonic() + seconds_max
-        while not (condition() or self._stopping or time.monotonic() > end):  # noqa: ASYNC110  # Of Zenoh there is no event.
+        while not (condition() or self.stopping or time.monotonic() > end):  # noqa: ASYNC110  # Zenoh has no event.
             await asyncio.sleep(0.05)
 
     async def _end(self) -> None:
-        # First, so that it is on its way while the rest is put away.
+        # First, so that it travels while the rest is being closed.
         self.gossip.goodbye(self.player.period)
         self._fetcher.close()
         for task in self._tasks:
@@ -220,7 +209,7 @@ class Service:
         self._jobs.close()
 
     async def _step(self) -> bool:
-        """Handle what comes next, one thing; False: there is nothing."""
+        """Handle one timer, event or message; False: there is none."""
         self._awake.clear()
         timer = self._timers.due()
         if timer is not None:
@@ -242,7 +231,7 @@ class Service:
             await self._handle(Received(sender, data))
 
     def _listen(self, sender: int, data: bytes) -> None:
-        """A message of gossip's own."""
+        """Handle a message of gossip itself."""
         before = sender in self.gossip.left
         self.gossip.handle(sender, data)
         if sender in self.gossip.left and not before:
@@ -264,11 +253,11 @@ class Service:
     async def _handle(self, event: Event) -> None:
         at = now()
         crypto = self.spent.crypto
-        with Stopwatch(self.spent, "protocol"):
+        with stopwatch(self.spent, "protocol"):
             actions: Sequence[Action] = self.player.handle(event, at)
         self.spent.protocol -= self.spent.crypto - crypto
-        if self.behaviour is not None:
-            actions = self.behaviour.act(actions)
+        if self.misbehaviour is not None:
+            actions = self.misbehaviour.act(actions)
         self._rejected = False
         if isinstance(event, TimerFired) and actions:
             self._idle.ended_by_timer()
@@ -292,7 +281,7 @@ class Service:
     # -- actions ----------------------------------------------------------------------------------
 
     async def _execute(self, actions: Sequence[Action]) -> None:
-        """Carry them out. All writes of one batch become one, before anything else of it."""
+        """Carry out these actions: first all their writes, as one, then the rest in order."""
         persists = []
         for action in actions:
             if isinstance(action, Keep):
@@ -338,7 +327,7 @@ class Service:
                 self.halted = action.why
                 self._log.error("halt", why=action.why)
             case Keep() | Persist():
-                pass  # Done before.
+                pass  # Done by `_execute`.
 
     def _set_timer(self, action: SetTimer) -> None:
         if self._until is None or action.timer.round <= self._until:
@@ -359,7 +348,7 @@ class Service:
 
     def _report(self, action: ReportEvidence) -> None:
         kind = action.evidence.first.kind
-        self.evidence[action.worker] = self.evidence.get(action.worker, 0) + 1
+        self.evidence[action.worker] += 1
         self._log.warning("evidence", worker=action.worker, kind=kind.name.lower())
         self._begin(self._archive.add_evidence(action))
 
@@ -393,7 +382,7 @@ class Service:
             self._fetcher.want(action.kind, action.digest, action.hints, self.player.round)
 
     def fetched(self, kind: BlobKind, digest: Digest, data: bytes) -> None:
-        """A blob has come, with the right digest."""
+        """Take a blob that was fetched; its digest is right."""
         self._idle.ended_by_message()
         self._blobs.put(kind, digest, data, self.player.round)
         if kind is BlobKind.PAYLOAD and digest in self._proposers:
@@ -435,7 +424,7 @@ class Service:
         with suppress(LearnerFailed):
             self.accuracy = await self._learner.accuracy(model)
 
-    # -- beside -----------------------------------------------------------------------------------
+    # -- tasks beside the loop --------------------------------------------------------------------
 
     def _begin(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.create_task(work)

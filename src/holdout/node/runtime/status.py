@@ -1,27 +1,195 @@
-"""Asking a running node how it is: JSON on a local socket; metrics over HTTP, if asked for."""
+"""What a running node says about itself: JSON on a local socket, and metrics over HTTP."""
 
 import asyncio
 import contextlib
 import json
 import os
+import resource
 import socket
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from holdout.agreement.sortition import Role
 from holdout.errors import UserError
+from holdout.node.membership.genesis import Network
+from holdout.node.network.blobs import Blobs, Fetcher
+from holdout.node.network.queues import Inbox
+from holdout.node.network.refusals import Refusals
+from holdout.node.network.transport import ZenohTransport
+from holdout.node.runtime.archive import Archive
+from holdout.node.runtime.learner_client import LearnerClient
+from holdout.node.runtime.service import Service
 
 SOCKET = "status.sock"
 ANSWER_BYTES_MAX = 1 << 24
 PATH_BYTES_MAX = 100
-"""What every system takes for the path of a socket."""
+"""A socket's path of this length works on every system."""
 
-Report = Callable[[], dict[str, Any]]
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reporter:
+    """Gathers what the parts of a node have to tell."""
+
+    network: Network
+    expires: datetime
+    """When the node's certificate ends."""
+    service: Service
+    archive: Archive
+    blobs: Blobs
+    inbox: Inbox
+    learner: LearnerClient
+    transport: ZenohTransport
+    fetcher: Fetcher
+    refusals: Refusals
+    began: float = field(default_factory=time.monotonic)
+
+    def report(self) -> dict[str, Any]:
+        """The answer to `holdout node status`."""
+        service, player = self.service, self.service.player
+        decided = player.round - 1
+        last = self.archive.last
+        pid = self.learner.pid
+        return {
+            "node": self._name(service.worker),
+            "worker": service.worker,
+            "network": self.network.identity,
+            "round": player.round,
+            "decided": decided,
+            "period": player.period,
+            "phase": player.phase,
+            "observer": player.observer,
+            "halted": service.halted,
+            "roles": "".join(
+                letter
+                for letter, role in (("P", Role.PROPOSER), ("V", Role.VOTER))
+                if player.holds(role)
+            ),
+            "model": player.model.hex(),
+            "accuracy": service.accuracy,
+            "certificate": None
+            if last is None
+            else {
+                "round": last.certificate.round,
+                "period": last.certificate.period,
+                "value": last.certificate.value.hex(),
+                "signers": [self._name(mark.worker) for mark in last.certificate.marks],
+            },
+            "peers": [self._name(w) for w in self.transport.peers()],
+            "heard": [self._name(w) for w in service.gossip.heard_lately()],
+            "left": [self._name(w) for w in sorted(service.gossip.left)],
+            "certificate_expires": self.expires.isoformat(),
+            "evidence": self._by_name(service.evidence),
+            "rejected": dict(sorted(service.counters.rejected.items())),
+            "rejected_gossip": self._by_name(service.gossip.rejected),
+            "wrong_blobs": self._by_name(self.fetcher.wrong),
+            "unanswered": self._by_name(self.fetcher.silent),
+            "refused": dict(sorted(self.refusals.connections.items())),
+            "refused_messages": dict(sorted(self.refusals.messages().items())),
+            "dropped": self._dropped(),
+            "held_back": self.inbox.held,
+            "steps": service.counters.steps,
+            "rounds": service.counters.rounds,
+            "periods": service.counters.periods,
+            "worker_failures": self.learner.failures,
+            "memory": {
+                "node": memory_bytes(os.getpid()),
+                "learner": 0 if pid is None else memory_bytes(pid),
+            },
+            "cpu": {"node": time.process_time()},
+            "bytes": {
+                "sent": dict(self.transport.sent),
+                "received": dict(self.transport.received),
+            },
+            "seconds": {"up": time.monotonic() - self.began, **service.spent.as_dict()},
+            "held": {"messages": player.held(), "blobs": self.blobs.size, "inbox": len(self.inbox)},
+        }
+
+    def _name(self, worker: int) -> str:
+        return self.network.members[worker].name
+
+    def _by_name(self, counts: Mapping[int, int]) -> dict[str, int]:
+        return {self._name(worker): count for worker, count in sorted(counts.items())}
+
+    def _dropped(self) -> dict[str, int]:
+        found: dict[str, int] = {}
+        for (worker, reason), count in sorted(self.transport.dropped.items()):
+            found[f"{self._name(worker)}: {reason}"] = count
+        return found
+
+    def metrics(self) -> str:
+        """The report's numbers in Prometheus's text format."""
+        report = self.report()
+        sent, received = report["bytes"]["sent"], report["bytes"]["received"]
+        return prometheus(
+            {
+                "round": report["round"],
+                "period": report["period"],
+                "observer": float(report["observer"]),
+                "accuracy": report["accuracy"] or 0.0,
+                "peers": len(report["peers"]),
+                "peers_heard": len(report["heard"]),
+                "rounds_total": report["rounds"],
+                "steps_total": report["steps"],
+                "extra_periods_total": report["periods"],
+                "rejected_total": report["rejected"],
+                "rejected_gossip_total": report["rejected_gossip"],
+                "wrong_blobs_total": report["wrong_blobs"],
+                "refused_connections_total": report["refused"],
+                "refused_messages_total": report["refused_messages"],
+                "held_back_total": report["held_back"],
+                "certificate_seconds": self.expires.timestamp() - time.time(),
+                "dropped_total": float(sum(report["dropped"].values())),
+                "evidence_total": report["evidence"],
+                "worker_failures_total": report["worker_failures"],
+                "memory_bytes": report["memory"],
+                "cpu_seconds_total": report["cpu"]["node"],
+                "sent_bytes_total": sent,
+                "received_bytes_total": received,
+                "seconds_total": report["seconds"],
+            },
+            report["node"],
+        )
+
+
+def memory_bytes(pid: int) -> int:
+    """Memory of a process; what it shares with others is divided among them, where known."""
+    try:
+        for line in Path(f"/proc/{pid}/smaps_rollup").read_text("ascii").splitlines():
+            if line.startswith("Pss:"):
+                return int(line.split()[1]) * 1024
+    except OSError:
+        pass
+    if pid == os.getpid():
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    return 0
+
+
+def prometheus(values: Mapping[str, float | Mapping[str, float]], node: str) -> str:
+    """These values in Prometheus's text format; a mapping becomes one line for each key."""
+    lines: list[str] = []
+    for name, value in values.items():
+        full = f"holdout_{name}"
+        lines.append(f"# TYPE {full} {'counter' if name.endswith('_total') else 'gauge'}")
+        if isinstance(value, Mapping):
+            lines += [
+                f'{full}{{node="{node}",kind="{kind}"}} {amount:g}'
+                for kind, amount in sorted(value.items())
+            ]
+        else:
+            lines.append(f'{full}{{node="{node}"}} {value:g}')
+    return "\n".join(lines) + "\n"
+
+
+# -- over the socket and over HTTP -----------------------------------------------------------------
 
 
 @contextlib.contextmanager
 def _reachable(path: Path) -> Iterator[str]:
-    """A short name of the socket: its full path may be longer than systems allow."""
+    """A name of the socket that is short enough: its path may be longer than systems allow."""
     if len(os.fsencode(path)) <= PATH_BYTES_MAX:
         yield str(path)
         return
@@ -32,8 +200,8 @@ def _reachable(path: Path) -> Iterator[str]:
         os.close(folder)
 
 
-async def serve_status(folder: Path, report: Report) -> asyncio.Server:
-    """Answer everybody who may enter the folder, until closed."""
+async def serve_status(folder: Path, report: Callable[[], dict[str, Any]]) -> asyncio.Server:
+    """Serve the report to everybody who may enter the folder, until closed."""
 
     async def answer(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with contextlib.suppress(OSError):
@@ -54,7 +222,7 @@ async def serve_status(folder: Path, report: Report) -> asyncio.Server:
 
 
 def ask_status(folder: Path, seconds_max: float = 5.0) -> dict[str, Any]:
-    """What the running node says; raises UserError if none runs."""
+    """The report of the node that runs in this folder; raises UserError if none does."""
     pieces = []
     try:
         with socket.socket(socket.AF_UNIX) as connection, _reachable(folder / SOCKET) as name:
@@ -71,7 +239,7 @@ def ask_status(folder: Path, seconds_max: float = 5.0) -> dict[str, Any]:
 
 
 async def serve_metrics(address: str, text: Callable[[], str]) -> asyncio.Server:
-    """Serve metrics to whoever asks on this address."""
+    """Serve metrics over HTTP on this address, until closed."""
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with contextlib.suppress(OSError, TimeoutError, ValueError, asyncio.IncompleteReadError):

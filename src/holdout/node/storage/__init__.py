@@ -1,1 +1,6 @@
-"""What outlives a crash: the chain, the blobs, and how both are checked."""
+"""What outlives a crash, and how it is checked.
+
+store           the store: one SQLite file, and blobs as files named by their digest
+store_recovery  opening it when the node starts, or noticing that it was lost
+audit           reading it from outside, also while the node runs: verify and export
+"""

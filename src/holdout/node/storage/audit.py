@@ -1,13 +1,16 @@
-"""Checking a node's store offline: the whole chain of certificates, and on request everything.
+"""A node's store from outside, whether the node runs or not: verifying it, exporting a model.
 
-Without `full`: every header follows the one before, every seed is proven, every certificate holds a
-quorum of valid signatures, and the newest model is the one that the chain names. With it, every
-round whose body and gradients are still kept is executed again: the tally, the union-consensus, and
-the model bit by bit.
+An audit checks that every header follows the one before, every seed is proven, every certificate
+holds a quorum of valid signatures, and the newest model is the one that the chain names. A full
+audit also executes again every round whose body and gradients are still kept: the tally, the
+union-consensus, and the model bit by bit.
 """
 
-from collections.abc import Callable
+import sqlite3
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 
 from holdout.agreement import aggregate
 from holdout.agreement.blocks import inspect, read_block, read_header
@@ -22,12 +25,49 @@ from holdout.agreement.params import Genesis
 from holdout.agreement.wire import Unverified
 from holdout.errors import AuditError, InvalidMessage, UserError
 from holdout.ids import Digest
-from holdout.node.storage.store import Store
+from holdout.node.membership.genesis import GENESIS, Network
+from holdout.node.membership.model_files import save_model
+from holdout.node.storage.store import (
+    DATABASE,
+    FOLDER,
+    KEEP_EVERYTHING,
+    Store,
+    locked_if_free,
+)
+
+
+@contextmanager
+def opened(folder: Path) -> Iterator[tuple[Store, Network]]:
+    """The store and the network of a node; if it runs, as they are at this moment."""
+    network = Network.read(folder / GENESIS)
+    if not (folder / FOLDER / DATABASE).exists():
+        raise UserError(f"{folder} has no store")
+    with ExitStack() as stack:
+        free = stack.enter_context(locked_if_free(folder))
+        store = stack.enter_context(_open(folder / FOLDER, free=free))
+        damage = store.damage()
+        if damage is not None:
+            raise UserError(f"the store in {folder / FOLDER} is damaged: {damage}")
+        if store.chain() != network.genesis.chain:
+            raise UserError(f"the store in {folder / FOLDER} belongs to another network")
+        yield store, network
+
+
+def _open(folder: Path, *, free: bool) -> Store:
+    if not free:
+        return Store.snapshot(folder)
+    try:
+        return Store(folder, KEEP_EVERYTHING, 0)
+    except sqlite3.Error as error:
+        raise UserError(f"{folder / DATABASE} cannot be opened: {error}") from None
+
+
+# -- verifying ------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class Audit:
-    """What was checked."""
+    """What an audit has checked."""
 
     rounds: int
     steps: int
@@ -35,18 +75,11 @@ class Audit:
     executed: int
     """Rounds that were executed again."""
     tallied: int
-    """Rounds whose ballots alone were counted again: their gradients are no longer kept."""
+    """Rounds whose ballots were counted again, but whose gradients are no longer kept."""
 
 
-def audit(
-    store: Store,
-    genesis: Genesis,
-    *,
-    full: bool = False,
-    last: int | None = None,
-    watch: Callable[[int], None] | None = None,
-) -> Audit:
-    """Re-verify the store up to a round; raises AuditError at the first thing that is wrong."""
+def audit(store: Store, genesis: Genesis, *, full: bool = False, last: int | None = None) -> Audit:
+    """Verify the store up to a round; raises AuditError at the first thing that is wrong."""
     verifier = Ed25519Verifier()
     ledger = Ledger(genesis)
     rounds = min(store.height(), last or store.height())
@@ -54,7 +87,7 @@ def audit(
     for number in range(1, rounds + 1):
         found = store.finished(number, number)
         if not found:
-            raise AuditError(f"round {number} is missing in the store")
+            raise AuditError(f"round {number} is missing from the store")
         tip = ledger.tip()
         header = _checked(found[0], ledger, genesis, verifier)
         if full:
@@ -62,8 +95,6 @@ def audit(
             executed += done is True
             tallied += done is False
         ledger.append(header)
-        if watch is not None:
-            watch(number)
     if last is None or last >= store.height():
         _check_model(store, genesis, ledger.model)
     return Audit(rounds, ledger.steps, ledger.model, executed, tallied)
@@ -84,7 +115,7 @@ def _checked(item: Finished, ledger: Ledger, genesis: Genesis, verifier: Verifie
         header.digest,
         Step.CERT,
     ):
-        raise AuditError(f"round {number}: the certificate is of another block")
+        raise AuditError(f"round {number}: the certificate is for another block")
     draws = Draws(genesis, verifier, round_number=number, seed=ledger.tip().seed_in)
     verified = draws.verify_bundle(Unverified(certificate))
     if isinstance(verified, MessageFault):
@@ -95,7 +126,7 @@ def _checked(item: Finished, ledger: Ledger, genesis: Genesis, verifier: Verifie
 def _execute(
     store: Store, genesis: Genesis, verifier: Verifier, tip: Tip, header: Header
 ) -> bool | None:
-    """True: executed again; False: only its ballots were counted; None: no body is kept."""
+    """True: executed again; False: only its ballots were counted; None: its body is not kept."""
     number, params = header.round, genesis.params
     body = store.blob(BlobKind.BLOCK, header.digest)
     if body is None:
@@ -105,7 +136,7 @@ def _execute(
     except InvalidMessage as error:
         raise AuditError(f"round {number}: the body on disk is damaged: {error}") from None
     if block.header.digest != header.digest:
-        raise AuditError(f"round {number}: the body on disk is another one")
+        raise AuditError(f"round {number}: the body on disk is that of another block")
     draws = Draws(genesis, verifier, round_number=number, seed=tip.seed_in)
     draft = inspect(block, tip, genesis, draws, verifier)
     if isinstance(draft, str):
@@ -137,7 +168,20 @@ def _check_model(store: Store, genesis: Genesis, model: Digest) -> None:
         raise AuditError("the newest model is missing or damaged on disk")
 
 
-def model_of_round(store: Store, genesis: Genesis, number: int) -> tuple[Digest, bytes]:
+# -- exporting ------------------------------------------------------------------------------------
+
+
+def export(folder: Path, number: int | None, out: Path) -> Digest:
+    """Write the model of a round, the newest if none is named, as a safetensors file."""
+    with opened(folder) as (store, network):
+        wanted = store.height() if number is None else number
+        digest, data = _model_of_round(store, network.genesis, wanted)
+        metadata = {"network": network.identity, "round": str(wanted), "model": digest.hex()}
+        save_model(out, network.file.model, data, metadata)
+    return digest
+
+
+def _model_of_round(store: Store, genesis: Genesis, number: int) -> tuple[Digest, bytes]:
     """The model that a round ended with, if it is still kept."""
     height = store.height()
     if not 0 <= number <= height:

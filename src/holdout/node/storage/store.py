@@ -3,13 +3,13 @@
     store/node.sqlite    safety (one row), decided rounds, evidence, and which blobs are kept
     store/blobs/         KIND-DIGEST, written under another name, synced, then renamed
 
-The rule behind it: nothing signed leaves before it is durable, and a store that lost something must
-be seen to have lost it. Hence SQLite's rollback journal and not its write-ahead log: a log whose
-end is cut off or damaged is taken for a shorter one, and the node would vote again without knowing
-that it has voted (`docs/decisions/0011-rollback-journal.md`).
+The rule behind it: nothing signed leaves the node before it is durable, and a store that has lost
+something must show it. Hence SQLite's rollback journal and not its write-ahead log: a log whose end
+is cut off or damaged passes for a shorter one, and the node would vote again without knowing that
+it has voted (`docs/decisions/0011-rollback-journal.md`).
 
-A store is made once, by `create`, when a member joins a network; `opening` opens it when the node
-starts, and tells one that was lost. `Store.snapshot` reads it while the node runs.
+A store is made once, by `Store.create`, when a member joins a network. `store_recovery` opens it
+when the node starts, and notices if it was lost. `Store.snapshot` reads it while the node runs.
 """
 
 import fcntl
@@ -35,10 +35,10 @@ from holdout.ids import Digest
 
 FOLDER, DATABASE, BLOBS, LOCK = "store", "node.sqlite", "blobs", ".lock"
 BUSY_SECONDS_MAX = 60.0
-"""A write waits so long for whoever reads, a reader for whoever writes: both take a moment only."""
+"""How long a write waits for readers, and a reader for writes. Both should take a moment only."""
 SNAPSHOTS_MAX, SNAPSHOT_SECONDS = 5, 0.2
 EVIDENCE_MAX = 10_000
-"""Pieces of evidence that are kept, the newest."""
+"""How many pieces of evidence are kept: the newest."""
 
 _SCHEMA = """
 CREATE TABLE meta(key TEXT PRIMARY KEY, value BLOB NOT NULL) STRICT;
@@ -60,7 +60,7 @@ class Retention:
     models: int = 3
 
     def of(self, kind: BlobKind) -> int:
-        """Of this kind."""
+        """For how many rounds blobs of this kind are kept."""
         match kind:
             case BlobKind.BLOCK:
                 return self.bodies
@@ -70,9 +70,12 @@ class Retention:
                 return self.models
 
 
+KEEP_EVERYTHING = Retention(0, 0, 0)
+
+
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Keep a second process out of a node's folder."""
+    """Keep other processes out of a node's folder."""
     try:
         file = (folder / LOCK).open("wb")
     except OSError as error:
@@ -85,7 +88,7 @@ def locked(folder: Path) -> Iterator[None]:
 
 @contextmanager
 def locked_if_free(folder: Path) -> Iterator[bool]:
-    """Keep nodes out of the folder; False where one runs, or nothing can be written."""
+    """Keep nodes out of a folder; False: one runs there, or the folder cannot be written."""
     try:
         file = (folder / LOCK).open("wb")
     except OSError:
@@ -104,7 +107,7 @@ def _lock(file: BinaryIO) -> bool:
 
 
 class Store:
-    """A node's durable memory. One thread at a time."""
+    """A node's durable memory, to be used by one thread at a time."""
 
     def __init__(
         self,
@@ -113,7 +116,7 @@ class Store:
         free_bytes_min: int,
         database: sqlite3.Connection | None = None,
     ) -> None:
-        """Open the store of this folder; `database`: a copy of the one that is there."""
+        """Open the store of this folder; `database` is read in place of the one that is there."""
         self._blobs = folder / BLOBS
         self._folder = folder
         self._retention = retention
@@ -125,7 +128,7 @@ class Store:
 
     @classmethod
     def create(cls, folder: Path, genesis: Genesis, model: bytes) -> None:
-        """The first store of a member, with the first model in it."""
+        """Make a member's first store, with the first model in it."""
         if (folder / DATABASE).exists():
             raise UserError(f"{folder} has a store already")
         make(folder, genesis, safety.initial(genesis))
@@ -135,21 +138,21 @@ class Store:
 
     @classmethod
     def snapshot(cls, folder: Path) -> Self:
-        """The store as it is at this moment, to be read while a node writes on.
+        """The store as it is at this moment, to be read while a node goes on writing.
 
-        The node waits for the copy of its database and for nothing else. Blobs never change; those
-        that it drops meanwhile count as no longer kept, but the newest model is held on to.
+        The node waits only while its database is copied. Blobs never change; those that the node
+        drops meanwhile count as no longer kept, except the newest model, which is held in memory.
         """
         for _ in range(SNAPSHOTS_MAX - 1):
-            store = cls(folder, Retention(0, 0, 0), 0, _copy(folder / DATABASE))
+            store = cls(folder, KEEP_EVERYTHING, 0, _copy(folder / DATABASE))
             if store.pin():
                 return store
             store.close()
             time.sleep(SNAPSHOT_SECONDS)
-        return cls(folder, Retention(0, 0, 0), 0, _copy(folder / DATABASE))
+        return cls(folder, KEEP_EVERYTHING, 0, _copy(folder / DATABASE))
 
     def pin(self) -> bool:
-        """Hold the newest model in memory, whatever happens to its file; whether it is there."""
+        """Hold the newest model in memory, whatever happens to its file; False: it is gone."""
         newest = self._newest_models()
         found = {digest: self.blob(BlobKind.MODEL, digest) for digest in newest}
         self._pinned = {digest: data for digest, data in found.items() if data is not None}
@@ -162,13 +165,13 @@ class Store:
         self.close()
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Close the database."""
         self._database.close()
 
     # -- writing ----------------------------------------------------------------------------------
 
     def check_room(self) -> None:
-        """Refuse to go on while a write can still be refused cleanly."""
+        """Raise StoreError if the disk is nearly full, before a write can fail half-way."""
         free = shutil.disk_usage(self._folder).free
         if free < self._free_bytes_min:
             raise StoreError(
@@ -192,7 +195,7 @@ class Store:
             if new:
                 _sync_folder(self._blobs)
             with self._transaction() as database:
-                # All of them: what was there already is now kept for this round as well.
+                # Old ones too: what was there already is now kept for this round as well.
                 for kind, digest, _, round_number in blobs:
                     _note_blob(database, kind, digest, round_number)
                 for round_number, item in finished:
@@ -205,7 +208,7 @@ class Store:
     def add_blob(
         self, kind: BlobKind, digest: Digest, data: bytes, round_number: int, *, durable: bool
     ) -> None:
-        """Keep a blob; where it need not be durable, a crash may lose it and nothing else."""
+        """Keep a blob; one that is not durable may be lost in a crash, and nothing else with it."""
         with failing_clearly(self._folder):
             self._write_blob(kind, digest, data, durable=durable)
             if durable:
@@ -214,7 +217,7 @@ class Store:
                 _note_blob(database, kind, digest, round_number)
 
     def add_evidence(self, worker: int, round_number: int, evidence: Evidence) -> None:
-        """Remember that a worker was caught."""
+        """Keep the proof that a worker was caught lying."""
         with failing_clearly(self._folder), self._transaction() as database:
             database.execute(
                 "INSERT OR IGNORE INTO evidence VALUES (?, ?, ?, ?)",
@@ -228,14 +231,14 @@ class Store:
     def finish_round(
         self, round_number: int, blobs: Sequence[tuple[BlobKind, Digest, bytes, int]]
     ) -> None:
-        """Keep what the design retains of a decided round, drop what it does not retain longer."""
+        """Keep these blobs of a decided round, and drop what has been kept long enough."""
         with failing_clearly(self._folder):
             for kind, digest, data, _ in blobs:
                 self._write_blob(kind, digest, data, durable=False)
             with self._transaction() as database:
                 for kind, digest, _, of_round in blobs:
                     _note_blob(database, kind, digest, of_round)
-                # After the notes: a gradient may be the same as one of an earlier round.
+                # Only now: a gradient may be the same as one of an earlier round.
                 gone = self._outdated(round_number)
                 database.executemany("DELETE FROM blobs WHERE digest = ?", [(d,) for _, d in gone])
             for kind, digest in gone:
@@ -255,7 +258,7 @@ class Store:
         return gone
 
     def _newest_models(self) -> frozenset[Digest]:
-        # In rounds without a step the model stays: the newest is never too old.
+        # A round without a step leaves the model as it is: the newest is kept, however old.
         row = self._database.execute("SELECT header FROM finished ORDER BY round DESC LIMIT 1")
         found = row.fetchone()
         return frozenset() if found is None else frozenset({read_header(found[0]).model})
@@ -291,12 +294,12 @@ class Store:
     # -- reading ----------------------------------------------------------------------------------
 
     def safety(self) -> bytes | None:
-        """The player's last state; None: amnesia."""
+        """The player's last state; None: it was lost (amnesia)."""
         row = self._database.execute("SELECT state FROM safety").fetchone()
         return None if row is None else bytes(row[0])
 
     def chain(self) -> bytes:
-        """The network that this store belongs to."""
+        """The identity of the network that this store belongs to."""
         row = self._database.execute("SELECT value FROM meta WHERE key = 'chain'").fetchone()
         return b"" if row is None else bytes(row[0])
 
@@ -306,7 +309,7 @@ class Store:
         return row[0] or 0
 
     def finished(self, first: int, last: int) -> list[Finished]:
-        """The decided rounds of a range, in order."""
+        """The decided rounds from `first` to `last`, in order."""
         rows = self._database.execute(
             "SELECT header, certificate FROM finished WHERE round BETWEEN ? AND ? ORDER BY round",
             (first, last),
@@ -314,7 +317,7 @@ class Store:
         return [Finished(bytes(h), decode(bytes(c), read_bundle)) for h, c in rows]
 
     def blob(self, kind: BlobKind, digest: Digest) -> bytes | None:
-        """A blob that is kept, unchecked."""
+        """A blob that is kept, without checking its content; None: it is not."""
         if digest in self._pinned:
             return self._pinned[digest]
         try:
@@ -323,7 +326,7 @@ class Store:
             return None
 
     def evidence(self) -> list[tuple[int, int, Evidence]]:
-        """(worker, round, evidence), oldest first."""
+        """All evidence as (worker, round, evidence), oldest first."""
         rows = self._database.execute(
             "SELECT worker, round, proof FROM evidence ORDER BY round, worker, kind"
         )
@@ -349,9 +352,9 @@ class Store:
 
 
 def _connect(path: Path) -> sqlite3.Connection:
-    # Any thread may use it: the driver sees to it that one does at a time. No lock is held between
-    # writes, so that others can read; then only PERSIST and TRUNCATE sync the end of the journal: a
-    # deleted one may come back after a power cut and undo the last commit.
+    # Any thread may use it; the driver makes sure that only one does at a time. No lock is held
+    # between writes, so that others can read. Without that lock only PERSIST and TRUNCATE sync the
+    # end of the journal: a deleted one may come back after a power cut and undo the last commit.
     database = sqlite3.connect(
         path, isolation_level=None, check_same_thread=False, timeout=BUSY_SECONDS_MAX
     )
@@ -366,12 +369,12 @@ def _connect(path: Path) -> sqlite3.Connection:
 
 
 def _copy(path: Path) -> sqlite3.Connection:
-    """A copy that nobody else uses, in memory or, if it is large, in a file without a name."""
+    """A private copy, in memory or, if it is large, in a temporary file without a name."""
     end = time.monotonic() + BUSY_SECONDS_MAX
 
     def in_time(_status: int, remaining: int, _total: int) -> None:
         if remaining and time.monotonic() > end:
-            raise UserError(f"{path} is being written all the time; try again")
+            raise UserError(f"{path} is being written to all the time; try again")
 
     copy = sqlite3.connect("", isolation_level=None)
     try:
@@ -390,7 +393,7 @@ def _copy(path: Path) -> sqlite3.Connection:
 
 
 def make(folder: Path, genesis: Genesis, state: bytes | None) -> None:
-    """A new store, whole or not at all; without a safety record it says that one was lost."""
+    """Make a store; without a state, as one that has lost it."""
     (folder / BLOBS).mkdir(mode=0o700, parents=True, exist_ok=True)
     # Whole or not at all: a half-made store must not pass for one.
     partial = folder / f".{DATABASE}.partial"
@@ -430,11 +433,11 @@ def _sync_folder(folder: Path) -> None:
 
 @contextmanager
 def failing_clearly(folder: Path) -> Iterator[None]:
-    """Turn what a disk says into what the operator needs to know."""
+    """Turn a disk's errors into a StoreError that tells the operator what to do."""
     try:
         yield
     except (OSError, sqlite3.Error) as error:
         raise StoreError(
             f"{folder} cannot be written ({error}); this node stops, since it must not say what it"
-            " cannot remember. What was written before is whole: mend the disk and start it again"
+            " cannot remember. What was written before is whole: repair the disk and start it again"
         ) from error

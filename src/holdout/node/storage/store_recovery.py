@@ -1,7 +1,7 @@
-"""A store when its node starts: opened, or known to be lost.
+"""Opening a store when its node starts, or noticing that it was lost.
 
-Starting without a store, or with one that cannot be read, is amnesia: an empty one is made that
-says so, and the node only watches until others have told it how far the chain is.
+A missing or unreadable store means amnesia: the node may have forgotten votes. It gets an empty
+store that says so, and only watches until others have told it how far the chain is.
 """
 
 import sqlite3
@@ -19,18 +19,18 @@ from holdout.node.storage.store import BLOBS, DATABASE, Retention, Store, failin
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """A store that was opened, and what there is to say about it."""
+    """A store that was opened, and what the operator should know about it."""
 
     store: Store
     safety: bytes | None
-    """None: amnesia."""
+    """The player's last state; None: amnesia."""
     notes: tuple[str, ...]
 
 
 def open_store(
     folder: Path, genesis: Genesis, model: bytes, retention: Retention, free_bytes_min: int
 ) -> Opened:
-    """The store of a node that starts; one that is lost or damaged is amnesia, and said so.
+    """Open the store of a node that starts; if it is lost or damaged, make an empty one.
 
     Raises:
         UserError: The store belongs to another network, or cannot be written.
@@ -84,11 +84,13 @@ def _read_store(
 
 def _check_chain(store: Store, folder: Path, genesis: Genesis) -> None:
     if store.chain() != genesis.chain:
-        raise UserError(f"{folder} holds the store of another network than the genesis file names")
+        raise UserError(
+            f"{folder} holds the store of another network, not of the one in the genesis file"
+        )
 
 
 def _tidy(folder: Path) -> None:
-    """Remove what a crash left half-written; also shows whether the folder can be written."""
+    """Remove what a crash left half-written; fails if the folder cannot be written."""
     probe = folder / BLOBS / ".probe.partial"
     probe.write_bytes(b"")
     for partial in (folder / BLOBS).glob(".*.partial"):
@@ -96,7 +98,7 @@ def _tidy(folder: Path) -> None:
 
 
 def _set_aside(folder: Path) -> None:
-    """Keep a damaged store for whoever wants to look at it."""
+    """Put a damaged store aside for whoever wants to look at it."""
     number = 1
     while (folder / f"damaged-{number}").exists():
         number += 1
@@ -110,11 +112,13 @@ def _set_aside(folder: Path) -> None:
 def checked_blob(
     store: Store, genesis: Genesis, kind: BlobKind, digest: Digest, warn: Callable[[str], None]
 ) -> bytes | None:
-    """A blob whose content is what its name says; a damaged one counts as lost."""
+    """A blob whose content matches its digest; a damaged one counts as lost."""
     data = store.blob(kind, digest)
     if data is None:
         return None
     if not aggregate.blob_matches(kind, digest, data, genesis.params):
-        warn(f"{kind.name.lower()} {digest.hex()[:16]} is damaged on disk; it is fetched again")
+        warn(
+            f"{kind.name.lower()} {digest.hex()[:16]} is damaged on disk; it will be fetched again"
+        )
         return None
     return data

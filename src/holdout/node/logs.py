@@ -1,4 +1,4 @@
-"""One line an event: a JSON object with time, level, node, round, event, and what belongs to it."""
+"""The node's log: one JSON object a line, with time, level, node, round, event and its details."""
 
 import json
 import os
@@ -12,29 +12,29 @@ LEVELS = {"debug": 10, "info": 20, "warning": 30, "error": 40}
 
 
 class Log:
-    """Writes events of one node, those below its level left out."""
+    """Writes one node's events, except those below its level."""
 
     def __init__(self, node: str, level: str = "info", file: TextIO | None = None) -> None:
         self._node = node
         self._level = LEVELS[level]
         self.file = file or sys.stderr
         self.round = 0
-        """The round that the node is in: part of every line."""
+        """The node's current round, which stands in every line."""
 
     def debug(self, event: str, **fields: Any) -> None:
-        """For whoever looks for a mistake."""
+        """Log what helps to find a mistake."""
         self._write("debug", event, fields)
 
     def info(self, event: str, **fields: Any) -> None:
-        """What an operator may want to know."""
+        """Log what an operator may want to know."""
         self._write("info", event, fields)
 
     def warning(self, event: str, **fields: Any) -> None:
-        """What an operator should look at."""
+        """Log what an operator should look at."""
         self._write("warning", event, fields)
 
     def error(self, event: str, **fields: Any) -> None:
-        """What the node cannot go on with."""
+        """Log what an operator must look at."""
         self._write("error", event, fields)
 
     def _write(self, level: str, event: str, fields: dict[str, Any]) -> None:
@@ -43,12 +43,12 @@ class Log:
         now = datetime.now(UTC).isoformat(timespec="milliseconds")
         head = {"time": now, "level": level, "node": self._node, "round": self.round}
         line = json.dumps({**head, "event": event, **fields}, default=_plain)
-        # In one piece, since other threads write too.
+        # In one call, since other threads write too.
         try:
             self.file.write(line + "\n")
             self.file.flush()
         except OSError:
-            pass  # A full disk or a closed terminal must not decide about the node.
+            pass  # A full disk or a closed terminal must not stop the node.
 
 
 def _plain(value: object) -> str:
@@ -56,10 +56,10 @@ def _plain(value: object) -> str:
 
 
 def divert_output(on_line: Callable[[str], None]) -> TextIO:
-    """Have what libraries print handed to `on_line`; the way to the real standard error.
+    """Hand every line that libraries print to `on_line`; returns the real standard error.
 
-    The transport tells of refused connections in its own log alone, which goes to the process's
-    standard output; so does nothing else that a node prints while it runs.
+    Only the transport's log tells of refused connections, and it goes to the process's standard
+    output, which a running node uses for nothing else.
     """
     real = os.fdopen(os.dup(2), "w", encoding="utf-8", errors="replace")
     reader, writer = os.pipe()
@@ -67,7 +67,7 @@ def divert_output(on_line: Callable[[str], None]) -> TextIO:
     os.dup2(writer, 1)
     os.dup2(writer, 2)
     os.close(writer)
-    # Python's own messages (tracebacks) go on to the real one.
+    # Python's own messages (tracebacks) still go to the real one.
     sys.stderr = real
 
     def read() -> None:

@@ -1,4 +1,4 @@
-"""The store behind one thread: the driver waits for what must be durable, and for nothing else."""
+"""The store on a thread of its own, so that the driver waits only for what must be durable."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -11,17 +11,17 @@ from holdout.agreement.messages import Finished
 from holdout.errors import InvalidMessage
 from holdout.ids import Digest
 from holdout.node.network.blobs import Blobs
-from holdout.node.runtime.measure import Spent, Stopwatch
+from holdout.node.runtime.measure import Spent, stopwatch
 from holdout.node.storage.store import Store
 
 T = TypeVar("T")
 
 
 class Archive:
-    """A store that is used from one thread of its own.
+    """A store for the driver's loop: all its work is done on one thread.
 
     Attributes:
-        last: The newest decided round, with its certificate.
+        last: The newest decided round, with its certificate; None: there is none yet.
     """
 
     def __init__(self, store: Store, blobs: Blobs, spent: Spent) -> None:
@@ -35,18 +35,18 @@ class Archive:
 
     @property
     def steps(self) -> int:
-        """Steps that the decided rounds have made."""
+        """How many steps the decided rounds have made."""
         return 0 if self.last is None else read_header(self.last.header).steps
 
     def close(self) -> None:
-        """Finish what is being written."""
+        """Wait for what is being written."""
         self._thread.shutdown(wait=True)
 
     async def _do(self, work: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._thread, work)
 
     async def persist(self, persists: Sequence[Persist], round_number: int) -> None:
-        """Make all of these durable, as one write; raises StoreError."""
+        """Make all of these durable in one write; raises StoreError."""
         blobs = []
         for kind, digest in dict.fromkeys(item for persist in persists for item in persist.blobs):
             data = self._blobs.get(kind, digest)
@@ -57,27 +57,27 @@ class Archive:
             for persist in persists
             for item in persist.finished
         ]
-        # The last one replaces those before.
+        # Each state replaces the one before.
         state = persists[-1].safety
-        with Stopwatch(self._spent, "disk"):
+        with stopwatch(self._spent, "disk"):
             await self._do(lambda: self._store.persist(state, finished, blobs))
         if finished:
             self.last = finished[-1][1]
 
     async def finish(self, commit: Commit) -> None:
-        """Keep what the design retains of a decided round."""
+        """Keep the blobs of a decided round for others and for audits."""
         kept = self._retained(commit)
         await self._do(lambda: self._store.finish_round(commit.round, kept))
 
     def _retained(self, commit: Commit) -> list[tuple[BlobKind, Digest, bytes, int]]:
-        """The body and the gradients behind a decided round, as far as they are in hand."""
+        """The body and the selected gradients of a decided round, as far as they are here."""
         body = self._blobs.get(BlobKind.BLOCK, commit.value)
         if body is None:
             return []
         found = [(BlobKind.BLOCK, commit.value, body, commit.round)]
         try:
             updates = read_block(body).updates
-        except InvalidMessage:  # Never of a decided round.
+        except InvalidMessage:  # A decided round has a valid body.
             return []
         for update in updates:
             data = self._blobs.get(BlobKind.PAYLOAD, update.payload)
@@ -86,11 +86,11 @@ class Archive:
         return found
 
     async def add_evidence(self, report: ReportEvidence) -> None:
-        """Remember that a worker was caught."""
+        """Keep the proof that a worker was caught lying."""
         await self._do(
             lambda: self._store.add_evidence(report.worker, report.round, report.evidence)
         )
 
     async def finished(self, first: int, last: int) -> list[Finished]:
-        """The decided rounds of a range."""
+        """The decided rounds from `first` to `last`."""
         return await self._do(lambda: self._store.finished(first, last))

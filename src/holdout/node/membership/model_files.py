@@ -1,4 +1,4 @@
-"""Models as files: safetensors, readable by any tool without running code, and canonical bytes."""
+"""Models as safetensors files, which any tool reads without running code, and canonical bytes."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -18,8 +18,22 @@ MODEL = "model.safetensors"
 Tensors = Mapping[str, "np.ndarray[Any, np.dtype[np.float32]]"]
 
 
+def first_model(
+    name: str, shape: tuple[int, ...], classes: int, seed: int
+) -> tuple[ModelSection, bytes]:
+    """A built-in model, or a custom one by its dotted name, with fresh weights."""
+    from holdout.dotted import resolve
+    from holdout.learning.models import MODELS, build
+    from holdout.seeds import stream
+
+    factory: Any = MODELS[name] if name in MODELS else resolve(name)
+    module = build(factory, shape, classes, seed=stream(seed, "weights").generator_seed())
+    tensors = {key: p.detach().numpy() for key, p in module.named_parameters()}
+    return describe_model(name, tensors)
+
+
 def describe_model(name: str, tensors: Tensors) -> tuple[ModelSection, bytes]:
-    """A model's part of the file, and its canonical bytes, from its tensors in order."""
+    """A model's section of the genesis file and its canonical bytes, tensors in this order."""
     data = b"".join(aggregate.canonical(np.ravel(tensor)) for tensor in tensors.values())
     empty = [key for key, tensor in tensors.items() if not tensor.size]
     if empty or not tensors:
@@ -33,7 +47,7 @@ def describe_model(name: str, tensors: Tensors) -> tuple[ModelSection, bytes]:
 
 
 def save_model(path: Path, model: ModelSection, data: bytes, metadata: Mapping[str, str]) -> None:
-    """Canonical bytes as a file that any tool can read without running code."""
+    """Write a model, given as canonical bytes, as a safetensors file."""
     values = np.frombuffer(data, "<f4")
     tensors, start = {}, 0
     for tensor in model.tensors:
@@ -44,7 +58,7 @@ def save_model(path: Path, model: ModelSection, data: bytes, metadata: Mapping[s
 
 
 def load_model(path: Path, model: ModelSection) -> bytes:
-    """The canonical bytes of a model file; it must be the one that the digest names."""
+    """The canonical bytes of a model file, which must have the digest of this section."""
     tensors = read_tensors(path)
     try:
         data = b"".join(aggregate.canonical(np.ravel(tensors[t.name])) for t in model.tensors)
@@ -62,5 +76,5 @@ def read_tensors(path: Path) -> Tensors:
     except OSError as error:
         raise UserError(f"{path} cannot be read: {error.strerror}") from None
     except (SafetensorError, ValueError, TypeError, KeyError) as error:
-        raise UserError(f"{path} is no safetensors file: {error}") from None
+        raise UserError(f"{path} is not a safetensors file: {error}") from None
     return {name: np.ascontiguousarray(tensor, np.float32) for name, tensor in found.items()}

@@ -1,8 +1,8 @@
-"""`holdout localnet`: a whole network in one folder, as real processes on this machine.
+"""`holdout localnet`: make a whole network in one folder and run it as processes on this machine.
 
-The folder holds the network (`network/`), a folder for each node (`nodes/`) and a log for each. The
-last nodes of the roster lie, if any do. Whatever happens, no process is left behind: the
-nodes are ended with the command, and a node whose parent has vanished ends itself.
+The folder holds the network (`network/`) and a folder for each node (`nodes/`), with its log. If
+nodes are to lie, the last of the roster do. Whatever happens, no process is left behind: the
+command ends its nodes, and a node whose parent has vanished ends itself.
 """
 
 import contextlib
@@ -25,23 +25,27 @@ from rich.table import Table
 
 from holdout.agreement.messages import WORKERS_MAX
 from holdout.errors import AuditError, LocalnetFailed, StoreError, UserError
-from holdout.node.membership import members
-from holdout.node.membership.genesis import GENESIS, DataSection, Network
+from holdout.node.membership import members, network_creation
+from holdout.node.membership.genesis import GENESIS, SETUP, DataSection, Network
+from holdout.node.membership.model_files import first_model
 from holdout.node.membership.network_parameters import usual_parameters
+from holdout.node.membership.settings import DEMO_WORKER, SETTINGS
+from holdout.node.runtime.folder import join
 from holdout.node.runtime.node import END_WITH_PARENT
 from holdout.node.runtime.status import ask_status
 from holdout.node.storage.audit import Audit, audit
-from holdout.node.storage.store import FOLDER, Retention, Store, locked
+from holdout.node.storage.store import FOLDER, KEEP_EVERYTHING, Store, locked
 
 POLL_SECONDS = 0.5
 STOP_SECONDS = 10.0
 SHAPE, CLASSES = (1, 28, 28), 10
 PORTS = range(15_000, 32_000)
+LYING_WORKER = "holdout.node.demo:make_lying_worker"
 
 
 @dataclass(frozen=True, slots=True)
 class LocalnetPlan:
-    """What is to be run."""
+    """The network to run, and for how long."""
 
     folder: Path
     nodes: int = 7
@@ -55,12 +59,12 @@ class LocalnetPlan:
     seconds_max: float | None = None
     delay_ms: int = 300
     keep_everything: bool = False
-    """Gradients, bodies and models of all rounds, for a full audit."""
+    """Keep gradients, bodies and models of all rounds, for a full audit."""
 
 
 @dataclass(slots=True)
 class LocalNode:
-    """A process of the network."""
+    """One node of the network, and its process."""
 
     name: str
     index: int
@@ -72,15 +76,15 @@ class LocalNode:
 
     @property
     def decided(self) -> int:
-        """The newest round that it is known to have decided."""
+        """The newest round that the node has said it decided."""
         return int(self.status.get("decided", 0))
 
 
 def free_ports(count: int) -> list[int]:
     """Ports of this machine that nobody listens on now.
 
-    Drawn from below those that systems give to outgoing connections: one of these could be taken
-    before the node that is to use it has started.
+    They are below those that systems give to outgoing connections, which could take one before its
+    node has started.
     """
     found: list[int] = []
     while len(found) < count:
@@ -93,7 +97,7 @@ def free_ports(count: int) -> list[int]:
 
 
 def prepare(plan: LocalnetPlan) -> list[LocalNode]:
-    """Keys, certificates, genesis and folders of all nodes."""
+    """Make the network and the folders of all nodes."""
     if plan.folder.exists() and any(plan.folder.iterdir()):
         raise UserError(f"{plan.folder} is not empty")
     if plan.nodes > WORKERS_MAX:
@@ -119,20 +123,19 @@ def prepare(plan: LocalnetPlan) -> list[LocalNode]:
             folder,
             name=name,
             address=f"127.0.0.1:{port}",
-            make_worker=f"holdout.node.{'lies' if liar else 'bundled'}:make_worker",
+            make_worker=LYING_WORKER if liar else DEMO_WORKER,
         )
         _append_settings(folder, plan, liar=liar)
         nodes.append(LocalNode(name, index, folder, liar))
     network = plan.folder / "network"
-    model = members.first_model(plan.model, SHAPE, CLASSES, plan.seed)
-    # The network is built for as many liars as it can stand, whether they are there or not.
-    stands = max(plan.byzantine, (plan.nodes - 1) // 3)
-    members.draft_network(
+    # The network is built for as many liars as it can tolerate, whether they are there or not.
+    tolerated = max(plan.byzantine, (plan.nodes - 1) // 3)
+    network_creation.draft_network(
         network,
-        members.gather([node.folder for node in nodes]),
+        network_creation.gather([node.folder for node in nodes]),
         name="localnet",
-        parameters=usual_parameters(plan.nodes, stands, plan.learning_rate),
-        model=model,
+        parameters=usual_parameters(plan.nodes, tolerated, plan.learning_rate),
+        model=first_model(plan.model, SHAPE, CLASSES, plan.seed),
         data=DataSection(
             description="5,000 MNIST digits, a shard each", shape=list(SHAPE), classes=CLASSES
         ),
@@ -140,15 +143,15 @@ def prepare(plan: LocalnetPlan) -> list[LocalNode]:
     shares = []
     for node in nodes:
         shares.append(network / f"{node.name}.share.toml")
-        members.reveal(node.folder, network / "setup.toml", shares[-1])
-    members.finish_network(network, reveals=shares)
+        members.reveal(node.folder, network / SETUP, shares[-1])
+    network_creation.finish_network(network, reveals=shares)
     for node in nodes:
-        members.join(node.folder, network)
+        join(node.folder, network)
     return nodes
 
 
 def _append_settings(folder: Path, plan: LocalnetPlan, *, liar: bool) -> None:
-    path = folder / "node.toml"
+    path = folder / SETTINGS
     options = [f"seed = {plan.seed}", *([f'attack = "{plan.attack}"'] if liar else [])]
     kept = "bodies = 0\ngradients = 0\nmodels = 0" if plan.keep_everything else ""
     text = path.read_text("utf-8")
@@ -163,7 +166,7 @@ def _append_settings(folder: Path, plan: LocalnetPlan, *, liar: bool) -> None:
 
 
 def command_of(node: LocalNode, plan: LocalnetPlan) -> list[str]:
-    """How a node is started."""
+    """The command line that starts a node."""
     until = ["--until", str(plan.rounds)]
     if not node.liar:
         return [sys.executable, "-m", "holdout", "node", "run", str(node.folder), *until]
@@ -174,7 +177,7 @@ def command_of(node: LocalNode, plan: LocalnetPlan) -> list[str]:
 
 
 def start(node: LocalNode, plan: LocalnetPlan) -> None:
-    """Start a node's process; what it says goes into its log."""
+    """Start a node's process; its output goes into its log."""
     environment = {
         **os.environ,
         "OMP_NUM_THREADS": "1",
@@ -182,7 +185,7 @@ def start(node: LocalNode, plan: LocalnetPlan) -> None:
         END_WITH_PARENT: str(os.getpid()),
     }
     with (node.folder / "node.log").open("ab") as log:
-        # In a session of its own, so that Ctrl-C reaches this command alone, which ends the rest.
+        # In a new session, so that Ctrl-C reaches this command alone, which then ends the nodes.
         node.process = subprocess.Popen(  # noqa: S603  # Our own command.
             command_of(node, plan),
             stdin=subprocess.DEVNULL,
@@ -194,7 +197,7 @@ def start(node: LocalNode, plan: LocalnetPlan) -> None:
 
 
 def stop_all(nodes: Sequence[LocalNode]) -> None:
-    """End all nodes: politely, then by force, with everything that they started."""
+    """End all nodes and what they started: politely, then by force."""
     running = [node.process for node in nodes if node.process is not None]
     for process in running:
         if process.poll() is None:
@@ -205,8 +208,8 @@ def stop_all(nodes: Sequence[LocalNode]) -> None:
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(max(0.1, end - time.monotonic()))
     for process in running:
-        # Not those that have ended: their number may be somebody else's by now, and their learners
-        # end by themselves.
+        # Not those that have ended: another process may have their number by now, and their
+        # learners end by themselves.
         if process.poll() is None:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(process.pid, signal.SIGKILL)
@@ -230,7 +233,7 @@ def _ended_cleanly(nodes: Sequence[LocalNode]) -> Iterator[None]:
 
 
 def run(plan: LocalnetPlan) -> str:
-    """Run the network to its last round; the closing line. Raises LocalnetFailed."""
+    """Run the network to its last round and return the closing line; raises LocalnetFailed."""
     nodes = prepare(plan)
     began = time.monotonic()
     with _ended_cleanly(nodes):
@@ -248,7 +251,7 @@ def _watch(nodes: Sequence[LocalNode], plan: LocalnetPlan) -> None:
     console = Console(stderr=True)
     with (
         Live(table(nodes), console=console, refresh_per_second=4)
-        if (console.is_terminal)
+        if console.is_terminal
         else contextlib.nullcontext() as live
     ):
         shown = 0
@@ -260,7 +263,9 @@ def _watch(nodes: Sequence[LocalNode], plan: LocalnetPlan) -> None:
                 assert node.process is not None  # noqa: S101
                 if not node.liar and node.process.poll() is not None:
                     code = node.process.returncode
-                    raise LocalnetFailed(f"{node.name} ended ({code}): {_last_words(node)}")
+                    raise LocalnetFailed(
+                        f"{node.name} ended with exit code {code}: {_last_words(node)}"
+                    )
             if live is not None:
                 live.update(table(nodes))
             elif (slowest := min(node.decided for node in nodes if not node.liar)) > shown:
@@ -286,11 +291,11 @@ def _progress(nodes: Sequence[LocalNode]) -> str:
 
 def _last_words(node: LocalNode) -> str:
     lines = (node.folder / "node.log").read_text("utf-8", "replace").splitlines()
-    return lines[-1] if lines else "it said nothing"
+    return lines[-1] if lines else "its log is empty"
 
 
 def table(nodes: Sequence[LocalNode]) -> Table:
-    """One line a node."""
+    """How the nodes are, one line each."""
     shown = Table()
     for name in ("node", "round", "period", "accuracy", "role", "peers", "evidence", "memory"):
         shown.add_column(name, justify="left" if name in {"node", "role"} else "right")
@@ -314,13 +319,13 @@ def table(nodes: Sequence[LocalNode]) -> Table:
 
 
 def _conclude(nodes: Sequence[LocalNode], plan: LocalnetPlan, seconds: float) -> str:
-    """Compare and verify what the honest nodes hold, from their disks alone."""
+    """Verify and compare what the honest nodes hold on their disks."""
     honest = [node for node in nodes if not node.liar]
     found: dict[str, Audit] = {}
     for node in honest:
         network = Network.read(node.folder / GENESIS)
         try:
-            with locked(node.folder), Store(node.folder / FOLDER, Retention(0, 0, 0), 0) as store:
+            with locked(node.folder), Store(node.folder / FOLDER, KEEP_EVERYTHING, 0) as store:
                 found[node.name] = audit(
                     store, network.genesis, last=plan.rounds, full=plan.keep_everything
                 )

@@ -1,0 +1,117 @@
+"""A node's folder: joined to a network once, read and checked at every start.
+
+node.toml                        what the member decides for itself
+keys/                            its secrets and certificates
+genesis.toml, model.safetensors  the network and its first model
+store/                           what must outlive a crash
+status.sock                      while the node runs
+"""
+
+import shutil
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+
+from holdout.agreement.params import Genesis
+from holdout.errors import UserError
+from holdout.node.membership.genesis import GENESIS, Network
+from holdout.node.membership.identity import (
+    AUTHORITY,
+    CERTIFICATE,
+    Identity,
+    certificate_end,
+    certificate_fault,
+    read_identity,
+)
+from holdout.node.membership.members import KEYS, check_keys
+from holdout.node.membership.model_files import MODEL, load_model
+from holdout.node.membership.network_creation import CERTIFICATES
+from holdout.node.membership.settings import NodeSettings, read_settings
+from holdout.node.storage.store import FOLDER, Store, locked
+from holdout.results import write_atomic
+
+
+@dataclass(frozen=True, slots=True)
+class Folder:
+    """A node's folder, read and checked; the store is opened elsewhere."""
+
+    path: Path
+    settings: NodeSettings
+    identity: Identity
+    network: Network
+    worker: int
+    """This member's place in the roster."""
+    model: bytes
+    """The first model, as canonical bytes."""
+    expires: datetime
+    """When the node's certificate ends: from then on nobody talks to it."""
+
+    @property
+    def genesis(self) -> Genesis:
+        """The network, as the agreement core knows it."""
+        return self.network.genesis
+
+
+def join(folder: Path, network_folder: Path) -> Network:
+    """Make the node a member: copy genesis file, certificate and first model, create its store."""
+    name = read_settings(folder).node.name
+    identity = read_identity(folder / KEYS)
+    network = Network.read(network_folder / GENESIS)
+    check_keys(network, name, identity)
+    model = load_model(network_folder / MODEL, network.file.model)
+    certificate, authority = _read_certificate(
+        network_folder / CERTIFICATES / f"{name}.crt", network, name
+    )
+    with locked(folder):
+        if (folder / GENESIS).exists():
+            known = Network.read(folder / GENESIS).identity
+            again = "this network" if known == network.identity else "another network"
+            # A second store would pass for a first start, and the node would forget its votes.
+            raise UserError(
+                f"{folder} has joined {again} before; a store is made once. If it is lost, start"
+                " the node all the same: it watches until it is safe to vote"
+            )
+        Store.create(folder / FOLDER, network.genesis, model)
+        write_atomic(folder / KEYS / CERTIFICATE, certificate)
+        write_atomic(folder / KEYS / AUTHORITY, authority)
+        shutil.copyfile(network_folder / MODEL, folder / MODEL)
+        # Last: a node with a genesis file has a store.
+        shutil.copyfile(network_folder / GENESIS, folder / GENESIS)
+    return network
+
+
+def read_folder(path: Path) -> Folder:
+    """Read everything but the store; a UserError says what is missing or does not fit."""
+    settings = read_settings(path)
+    identity = read_identity(path / KEYS)
+    if not (path / GENESIS).exists():
+        raise UserError(f"{path} belongs to no network yet; `holdout node join` makes it a member")
+    network = Network.read(path / GENESIS)
+    name = settings.node.name
+    check_keys(network, name, identity)
+    strangers = sorted(set(settings.peers) - {member.name for member in network.members})
+    if strangers:
+        raise UserError(f"node.toml, [peers]: not members of the network: {', '.join(strangers)}")
+    certificate, authority = _read_certificate(path / KEYS / CERTIFICATE, network, name)
+    return Folder(
+        path,
+        settings,
+        identity,
+        network,
+        network.index(name),
+        load_model(path / MODEL, network.file.model),
+        certificate_end(certificate, authority),
+    )
+
+
+def _read_certificate(path: Path, network: Network, name: str) -> tuple[bytes, bytes]:
+    """A member's certificate and its authority's, checked."""
+    authority = network.file.authority.certificate.encode("ascii")
+    try:
+        certificate = path.read_bytes()
+    except OSError as error:
+        raise UserError(f"{path} cannot be read: {error.strerror}") from None
+    fault = certificate_fault(certificate, authority, name)
+    if fault is not None:
+        raise UserError(f"{path}: {fault}")
+    return certificate, authority
