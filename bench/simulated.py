@@ -6,7 +6,7 @@ from typing import Any
 from holdout.experiments.plan import make_plan
 from holdout.experiments.plugins import Plugins
 from holdout.federation.central import run_round
-from holdout.federation.state import first_state
+from holdout.federation.round_setup import first_state
 
 
 def rounds(values: Mapping[str, Any], own: Plugins) -> Callable[[], None]:

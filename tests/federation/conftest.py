@@ -9,7 +9,7 @@ from holdout.data.datasets import Dataset
 from holdout.experiments.plan import make_plan
 from holdout.experiments.plugins import Plugins
 from holdout.federation.central import run_round
-from holdout.federation.state import first_state
+from holdout.federation.round_setup import first_state
 from holdout.learning.training import evaluate
 
 BASE = {

@@ -13,7 +13,7 @@ from holdout.errors import InfeasibleError, PluginError
 from holdout.experiments.plan import make_plan
 from holdout.experiments.plugins import Plugins
 from holdout.experiments.runner import run
-from holdout.federation.state import first_state
+from holdout.federation.round_setup import first_state
 from holdout.learning.training import evaluate
 from holdout.results import to_json
 from holdout.rules import RULES

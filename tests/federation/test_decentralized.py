@@ -27,7 +27,7 @@ from holdout.experiments.plugins import Plugins
 from holdout.experiments.runner import run
 from holdout.federation import decentralized
 from holdout.federation.chain_record import chain_arrays
-from holdout.federation.state import first_state
+from holdout.federation.round_setup import first_state
 from holdout.results import to_json
 from holdout.rounds import norm, shrink
 from holdout.workers import HonestWorker, propose_together

@@ -13,8 +13,7 @@ from holdout.experiments.plan import make_plan
 from holdout.experiments.plugins import Plugins
 from holdout.experiments.runner import run
 from holdout.federation import decentralized
-from holdout.federation.round_setup import MOMENTUM, draw_round
-from holdout.federation.state import first_state
+from holdout.federation.round_setup import MOMENTUM, draw_round, first_state
 from holdout.workers import HonestWorker, propose_together
 
 BETA = 0.9

@@ -8,7 +8,7 @@ import torch
 from holdout.attacks import Lie
 from holdout.attacks.updates import Alie
 from holdout.data.datasets import Shard
-from holdout.federation.state import first_state
+from holdout.federation.round_setup import first_state
 from holdout.voting import Committee
 from holdout.workers import HonestWorker, propose_together
 

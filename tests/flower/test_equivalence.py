@@ -11,7 +11,7 @@ from flwr.app import ArrayRecord, ConfigRecord
 
 from holdout.experiments.plan import make_plan
 from holdout.federation.central import run_round
-from holdout.federation.state import first_state
+from holdout.federation.round_setup import first_state
 from holdout.flower import HoldOut, vote
 from holdout.flower.arrays import Layout
 from holdout.ids import RoundNumber

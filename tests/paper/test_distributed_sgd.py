@@ -12,7 +12,7 @@ from torch.nn import functional as F  # noqa: N812
 from holdout.experiments.plan import make_plan
 from holdout.experiments.plugins import Plugins
 from holdout.federation.central import run_round
-from holdout.federation.state import first_state
+from holdout.federation.round_setup import first_state
 from holdout.learning import vector
 from holdout.rules import mean
 from holdout.seeds import stream

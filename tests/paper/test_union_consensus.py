@@ -13,7 +13,7 @@ from holdout.experiments.plan import make_plan
 from holdout.experiments.plugins import Plugins
 from holdout.experiments.runner import run
 from holdout.federation.central import run_round
-from holdout.federation.state import first_state
+from holdout.federation.round_setup import first_state
 from holdout.rounds import Outcome, admit_proposals, conclude_vote
 from holdout.rules import mean
 from holdout.voting import Ballot, Gate, Quorum, Terms, tally

@@ -12,8 +12,7 @@ from holdout.experiments.plan import ExperimentPlan
 from holdout.experiments.resolve_names import is_decentralized
 from holdout.federation import decentralized
 from holdout.federation.chain_record import chain_arrays
-from holdout.federation.round_setup import MOMENTUM
-from holdout.federation.state import State
+from holdout.federation.round_setup import MOMENTUM, State
 from holdout.ids import WorkerId
 from holdout.results import Arrays, Checkpoint
 

@@ -15,7 +15,7 @@ from holdout.data.partition import partition
 from holdout.errors import ConfigError, DataError, ModelError, PluginError
 from holdout.experiments.plugins import Plugins
 from holdout.experiments.resolve_names import Lookups
-from holdout.federation.state import Curve, Federation
+from holdout.federation.round_setup import Curve, Federation
 from holdout.ids import WorkerId
 from holdout.learning import vector
 from holdout.learning.models import ModelFactory, build

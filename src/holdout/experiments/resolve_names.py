@@ -18,7 +18,7 @@ from holdout.dotted import resolve
 from holdout.errors import DottedNameError, InfeasibleError
 from holdout.experiments.curves import NO_ATTACK
 from holdout.experiments.plugins import Plugins
-from holdout.federation.state import Curve
+from holdout.federation.round_setup import Curve
 from holdout.learning.models import MODELS, ModelFactory
 from holdout.rules import PRE_AGGREGATIONS, RULES, PreAggregation, Rule, compose
 from holdout.rules.rule import PreFunction, custom_rule

@@ -28,7 +28,7 @@ from holdout.experiments.report import write_report
 from holdout.experiments.resolve_names import is_decentralized
 from holdout.federation import central, decentralized
 from holdout.federation.network_sizes import notes_on
-from holdout.federation.state import first_state
+from holdout.federation.round_setup import first_state
 from holdout.results import Checkpoint, RunFolder
 from holdout.rounds import RoundRecord
 

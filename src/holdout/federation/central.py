@@ -14,14 +14,19 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from holdout.custom_code import Kept, attempt, checked_copy, describe, guard, private_copy, takes
 from holdout.errors import PluginError
 from holdout.federation.coalition import lie_to_server
 from holdout.federation.electorate import VoterScores, electorate_of, score_voters
-from holdout.federation.plugin_calls import attempt, describe, guard
-from holdout.federation.round_setup import MOMENTUM, RoundSetup, draw_round
-from holdout.federation.state import Curve, Federation, State
+from holdout.federation.round_setup import (
+    MOMENTUM,
+    Curve,
+    Federation,
+    RoundSetup,
+    State,
+    draw_round,
+)
 from holdout.ids import ProposalId, WorkerId
-from holdout.kept import Kept, checked_copy, private_copy, takes
 from holdout.learning.training import evaluate
 from holdout.rounds import (
     AdmittedProposals,

@@ -14,8 +14,7 @@ from holdout.agreement.messages import BallotMessage, Finished, Kind
 from holdout.agreement.params import Mode, Params
 from holdout.errors import InvalidMessage
 from holdout.federation.cluster_learning import RoundLearning
-from holdout.federation.round_setup import RoundSetup
-from holdout.federation.state import State
+from holdout.federation.round_setup import RoundSetup, State
 from holdout.ids import Digest, WorkerId
 from holdout.rounds import Decision, Outcome, RoundRecord, count, record_round
 from holdout.simulator.cluster import Cluster

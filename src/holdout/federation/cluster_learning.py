@@ -21,6 +21,7 @@ from torch import Tensor
 from holdout.agreement import aggregate, counting
 from holdout.agreement.events import Combine, Judge, Propose
 from holdout.agreement.params import Params, TallyRule
+from holdout.custom_code import Kept
 from holdout.errors import MisuseError
 from holdout.federation.central import Proposals, ask_to_vote, propose
 from holdout.federation.coalition import Lies, gather, tell_lies
@@ -28,7 +29,6 @@ from holdout.federation.electorate import MarksOf, electorate_of, score_voters
 from holdout.federation.round_setup import RoundSetup
 from holdout.federation.vote_rehearsal import DeployedVote
 from holdout.ids import Digest, ProposalId, WorkerId
-from holdout.kept import Kept
 from holdout.rounds import admit_proposals, norm, shrink
 from holdout.simulator.toy_learners import Learner
 from holdout.voting import Terms

@@ -8,13 +8,12 @@ import torch
 from torch import Tensor
 
 from holdout.attacks import Deployed, DeployedRule, Lie, View
+from holdout.custom_code import Kept, describe, guard
 from holdout.errors import MisuseError, PluginError
 from holdout.federation.electorate import VoterScores, electorate_of, score_voters
-from holdout.federation.plugin_calls import describe, guard
 from holdout.federation.round_setup import RoundSetup
 from holdout.federation.vote_rehearsal import DeployedVote, ServerTally
 from holdout.ids import ProposalId, WorkerId
-from holdout.kept import Kept
 from holdout.rules import RULES
 from holdout.seeds import stream
 from holdout.voting import Terms, tolerated_count

@@ -25,6 +25,7 @@ from holdout.agreement.messages import Finished
 from holdout.agreement.params import MILLISECOND, Genesis, Params, Timing
 from holdout.agreement.safety import Safety
 from holdout.agreement.sortition import Role
+from holdout.custom_code import attempt
 from holdout.errors import MisuseError
 from holdout.federation.central import evaluate_round, last_honest
 from holdout.federation.chain_record import (
@@ -37,9 +38,7 @@ from holdout.federation.chain_record import (
 )
 from holdout.federation.cluster_learning import RoundLearning, from_payload, to_payload
 from holdout.federation.network_sizes import params_of
-from holdout.federation.plugin_calls import attempt
-from holdout.federation.round_setup import RoundSetup
-from holdout.federation.state import Curve, Federation, State
+from holdout.federation.round_setup import Curve, Federation, RoundSetup, State
 from holdout.ids import Digest, RoundNumber, WorkerId
 from holdout.rounds import RoundRecord, admit_proposals, norm
 from holdout.seeds import stream

@@ -8,7 +8,7 @@ from functools import cached_property, partial
 from torch import Tensor
 
 from holdout.attacks import BallotAttack, BallotView
-from holdout.federation.plugin_calls import guard
+from holdout.custom_code import guard
 from holdout.federation.round_setup import RoundSetup
 from holdout.holdout_scores import HoldoutScores
 from holdout.ids import ProposalId, RoundNumber, WorkerId

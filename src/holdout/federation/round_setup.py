@@ -1,21 +1,82 @@
-"""What a round starts from, once its committee is drawn: a value that both sides work with."""
+"""What a round starts from: who takes part, what is compared, and who was drawn.
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+A `Federation` is what a seed decides: shards, liars, initial weights. A `Curve` is what is compared
+on it: a rule under an attack. A `State` is all that one round hands to the next. A `RoundSetup` is
+the three together with the draw of one round: a value that both sides work with.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from holdout.federation.plugin_calls import guard
-from holdout.federation.state import Curve, Federation, State
+from holdout.attacks import Attack, BallotAttack
+from holdout.config import Config
+from holdout.custom_code import Kept, guard
 from holdout.ids import ProposalId, RoundNumber, WorkerId
-from holdout.kept import Kept
-from holdout.voting import Committee, draw_committee
-from holdout.workers import HonestWorker, is_plain, propose_together
+from holdout.rules import Rule
+from holdout.voting import Committee, Terms, draw_committee
+from holdout.workers import HonestWorker, Worker, is_plain, propose_together
 
 MOMENTUM = "training.worker_momentum"
 """The name under which a worker's m_i is kept; custom workers never see it."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Federation:
+    """What a seed decides, the same for every rule that is compared."""
+
+    config: Config
+    seed: int
+    model: nn.Module
+    initial_weights: Tensor
+    workers: Sequence[Worker]
+    """By id. Byzantine ones hold what an honest worker in their place would, or poisoned labels."""
+    byzantine: frozenset[WorkerId]
+    x_test: Tensor
+    y_test: Tensor
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Curve:
+    """A rule under an attack."""
+
+    rule: str
+    method: Rule | Terms
+    """A baseline, or the terms of a vote."""
+    attack: str
+    act: Attack | None
+    """None: nobody lies."""
+    ballot_attack: BallotAttack
+
+    @property
+    def terms(self) -> Terms | None:
+        """The terms of the vote, if the rule is one."""
+        return self.method if isinstance(self.method, Terms) else None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class State:
+    """All that a round hands to the next."""
+
+    round: int
+    weights: Tensor
+    velocity: Tensor | None = None
+    radius: float | None = None
+    last_honest: Tensor | None = None
+    """The honest updates of the last round, for an attacker that knows only those."""
+    rule_state: Mapping[str, Tensor] = field(default_factory=dict)
+    """What the rule keeps."""
+    worker_states: Mapping[WorkerId, Mapping[str, Tensor]] = field(default_factory=dict)
+    """What workers keep, such as their momentum; those that keep nothing are left out."""
+    diverged: bool = False
+
+
+def first_state(federation: Federation) -> State:
+    """The state before round 1."""
+    return State(round=0, weights=federation.initial_weights)
 
 
 @dataclass(frozen=True, eq=False)

@@ -30,6 +30,7 @@ from flwr.app import (
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import FedAvg, Result
 
+from holdout.custom_code import Kept
 from holdout.errors import ConfigError, MisuseError
 from holdout.flower.arrays import Layout
 from holdout.flower.exchange import Answers, PollingGrid, collate, log_faults
@@ -38,7 +39,6 @@ from holdout.flower.open_round import DrawSizes, OpenRound, Verdict, make_record
 from holdout.flower.recording import Recorder, RoundReport, Seconds, recording
 from holdout.flower.roster import Roster, wait_for_nodes
 from holdout.ids import RoundNumber
-from holdout.kept import Kept
 from holdout.rounds import AdmittedProposals
 from holdout.seeds import stream
 from holdout.shares import read_share, write_share

@@ -8,10 +8,10 @@ from flwr.app import ArrayRecord, Metadata
 from flwr.serverapp import Grid
 from torch import Tensor
 
+from holdout.custom_code import Kept
 from holdout.flower.arrays import Layout, read_proposal
 from holdout.flower.exchange import Answers, RejectedReply, ReplyFault
 from holdout.ids import RoundNumber, WorkerId
-from holdout.kept import Kept
 from holdout.rounds import (
     AdmittedProposals,
     Decision,

@@ -9,13 +9,13 @@ from typing import Any, Literal
 import torch
 from flwr.app import Message, Metadata
 
+from holdout.custom_code import checked_copy, private_copy
 from holdout.errors import InfeasibleError
 from holdout.flower.base import CheckedStrategy, count_problems, timeout_problems
 from holdout.flower.exchange import Answers, RejectedReply, exchange
 from holdout.flower.open_round import DrawSizes, OpenRound, Verdict
 from holdout.flower.vote_messages import PLAIN_VOTE_TYPE, VOTE_TYPE, VoteCall, read_ballot
 from holdout.ids import ProposalId
-from holdout.kept import checked_copy, private_copy
 from holdout.rounds import (
     AdmittedProposals,
     Decision,

@@ -15,9 +15,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from holdout.custom_code import Kept, takes
 from holdout.errors import InfeasibleError, MisuseError
 from holdout.ids import RoundNumber
-from holdout.kept import Kept, takes
 from holdout.seeds import Stream
 
 RuleFunction = Callable[..., Tensor]

@@ -3,7 +3,7 @@
 Only ids, integers and floats live here; gradients and data do not. The steps of a round:
 
     draw_committee    P_t and C_t, the proposers and the voters         (committee)
-    bound_radius      how long an update may be before it is scored     (bound)
+    bound_radius      how long an update may be before it is scored     (terms)
     cast_approvals    holdout losses -> the proposals a voter approves  (approvals)
     admit_approvals   what voters sent -> valid ballots, counted faults (approvals)
     tally             ballots -> the union-consensus UC_t               (approvals)
@@ -14,7 +14,6 @@ are; `odds` computes how likely a draw is bad.
 
 from holdout.voting.approvals import Gate, Selection, admit_approvals, cast_approvals, rank, tally
 from holdout.voting.ballot import AdmittedBallots, Approvals, Ballot, BallotFault, BallotKind
-from holdout.voting.bound import bound_radius
 from holdout.voting.committee import (
     Committee,
     approve_count,
@@ -23,7 +22,7 @@ from holdout.voting.committee import (
     has_honest_majority,
     tolerated_count,
 )
-from holdout.voting.terms import VOTES, Quorum, Terms, VoteRule
+from holdout.voting.terms import VOTES, Quorum, Terms, VoteRule, bound_radius
 
 __all__ = [
     "VOTES",

@@ -3,10 +3,15 @@
 `Terms.paper(f)` is HoldOut SGD to the letter. `Terms(f)` is the same vote made safe: updates are
 bounded, ballots are gated (so a draw with too many liars forces nobody to endorse one), and the
 quorum is a majority of the voters drawn.
+
+A vote on single updates is safe only if one update cannot dominate the average. An update that
+leads to a function-identical network (ReLU units rescaled by 1000) has a perfect loss of its own
+and still ruins the mean. So each update is scaled down to a radius that follows the median norm,
+but moves by at most RATE a round, whatever a lucky draw of liars sends.
 """
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from fractions import Fraction
@@ -108,6 +113,24 @@ class Terms:
         match self.kind:
             case BallotKind.APPROVALS:
                 return tally(ballots, quorum=self.quorum(drawn=drawn, valid=len(ballots)))
+
+
+RATE = 1.5
+"""Part of the protocol without a server too: every member computes the same radius."""
+
+
+def bound_radius(norms: Sequence[float], *, previous: float | None) -> float | None:
+    """The radius r_t of this round, from the norms of the admitted updates and r_{t-1}.
+
+    Where nothing was admitted the radius stays. A radius of zero (a first round in which most
+    updates were zero) counts as none: it could never grow again.
+    """
+    if not norms:
+        return previous
+    median = sorted(norms)[(len(norms) + 1) // 2 - 1]
+    if not previous:
+        return median
+    return min(max(median, previous / RATE), RATE * previous)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""What rules and workers keep from one round to the next, custom ones included.
+"""Calling custom code: what it may take, what it raises, and what it keeps between rounds.
 
 A rule or a worker that must remember something is handed a dict of tensors, its own alone, and
 writes into it; what the dict holds afterwards is handed to it again in the next round. In between
@@ -7,11 +7,12 @@ it is part of the round's state: it is saved in checkpoints, and no two curves o
 
 import inspect
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from holdout.errors import PluginError
+from holdout.errors import HoldoutError, PluginError
 
 Kept = dict[str, Tensor]
 """Tensors by name."""
@@ -48,3 +49,28 @@ def checked_copy(owner: str, kept: object) -> Kept:
             )
         copy[name] = tensor.detach().clone()
     return copy
+
+
+def attempt(action: Callable[[], Any]) -> Any:
+    """What a worker answers; None if it raises, since a worker's crash is not the round's."""
+    try:
+        return action()
+    except Exception:  # noqa: BLE001
+        return None
+
+
+def guard(what: str, action: Callable[[], Any]) -> Any:
+    """Run a plug-in; what it raises becomes an error that names it."""
+    try:
+        return action()
+    except HoldoutError:
+        raise
+    except Exception as error:
+        raise PluginError(f"{what} raised {type(error).__name__}: {error}") from error
+
+
+def describe(value: object) -> str:
+    """A value in a message: a tensor by its shape, anything else by its type."""
+    if isinstance(value, Tensor):
+        return f"{value.dtype} of shape {tuple(value.shape)}"
+    return type(value).__name__
