@@ -6,10 +6,10 @@ from fractions import Fraction
 import numpy as np
 import pytest
 import torch
-from flower_grid import arrays
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.flower.flower_grid import arrays
 
 from holdout.errors import ModelError
 from holdout.flower.records import (
