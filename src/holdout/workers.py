@@ -18,8 +18,9 @@ from torch import Tensor, nn
 from torch.utils.weak import WeakTensorKeyDictionary
 from typing_extensions import TypeIs
 
+from holdout import parallel
 from holdout.ids import ProposalId, RoundNumber, WorkerId
-from holdout.learning import sparse, threads
+from holdout.learning import sparse
 from holdout.learning.scoring import (
     Combinations,
     Samples,
@@ -261,7 +262,7 @@ class HoldoutScores:
                 parts[voter] = Combinations(model, self._weights, directions, x, y)
             result[place] = parts[voter].losses(steps).mean(dim=1, dtype=torch.float64)
 
-        threads.run_all(score, range(len(asked)))
+        parallel.run_all(score, range(len(asked)))
         return result
 
     def scaled_losses(

@@ -21,8 +21,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
+from holdout import parallel
 from holdout.errors import MisuseError
-from holdout.learning import layers, threads, vector
+from holdout.learning import layers, vector
 from holdout.learning.layers import Affine, Step
 from holdout.learning.sparse import Sparse, Table
 
@@ -190,7 +191,7 @@ class Combinations:
             with torch.no_grad():
                 (kept[block] if images else kept[:, block]).copy_(apply(block))
 
-        threads.run_all(fill, _blocks(samples, count * width))
+        parallel.run_all(fill, _blocks(samples, count * width))
         self._outputs = kept
         return self._first_layer(plan)
 
@@ -255,7 +256,7 @@ def _run(
 
     blocks = _blocks(len(y), len(later) * plan.widest)
     if apart:
-        threads.run_all(fill, blocks)
+        parallel.run_all(fill, blocks)
     else:
         for block in blocks:
             fill(block)

@@ -12,8 +12,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
+from holdout import parallel
 from holdout.errors import MisuseError
-from holdout.learning import convolutions, layers, threads, vector
+from holdout.learning import convolutions, layers, vector
 from holdout.learning.layers import Affine, Step
 
 Batch = tuple[Tensor, Tensor]
@@ -108,7 +109,7 @@ def _flat_gradients(
 ) -> None:
     """Group by group, each on one thread: on torch's own these small products are no faster."""
     groups = [slice(start, start + GROUP) for start in range(0, len(batches), GROUP)]
-    threads.run_all(
+    parallel.run_all(
         lambda group: _joint_gradients(steps, weights, batches[group], rows[group]), groups
     )
 
@@ -171,4 +172,4 @@ def _image_gradients(
             for (span, shape), slope in zip(spans, slopes, strict=True):
                 row[span].view(shape).add_(slope)
 
-    threads.run_all(fill, range(len(batches)))
+    parallel.run_all(fill, range(len(batches)))

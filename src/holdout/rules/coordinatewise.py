@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from holdout.errors import InfeasibleError, MisuseError
-from holdout.rules.blocks import map_runs
+from holdout.parallel import map_runs
 
 Array = npt.NDArray[np.floating[Any]]
 
