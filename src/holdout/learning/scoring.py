@@ -88,18 +88,6 @@ def sample_losses(model: nn.Module, candidates: Tensor, x: Samples, y: Tensor) -
     return losses.nan_to_num_(nan=torch.inf, posinf=torch.inf)
 
 
-def combination_losses(  # noqa: PLR0917
-    model: nn.Module,
-    weights: Tensor,
-    directions: Tensor,
-    coefficients: Tensor,
-    x: Samples,
-    y: Tensor,
-) -> Tensor:
-    """`sample_losses` of the candidates weights + coefficients @ directions, (m, s)."""
-    return Combinations(model, weights, directions, x, y).losses(coefficients)
-
-
 class Combinations:
     """The candidates weights + coefficients @ directions, tried on the same samples repeatedly.
 
