@@ -10,7 +10,7 @@ import pytest
 
 from holdout.data import datasets, download
 from holdout.data.datasets import load
-from holdout.data.sources import CIFAR10, MNIST
+from holdout.data.download import CIFAR10, MNIST
 from holdout.errors import DataError
 
 

@@ -21,9 +21,18 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from holdout.data import download
-from holdout.data.files import find, find_all, opened, read_known, readable
-from holdout.data.formats import Arrays, read_cifar, read_idx, read_npz
-from holdout.data.sources import MNIST, MNIST_5K, SOURCES, Source
+from holdout.data.download import MNIST, MNIST_5K, SOURCES, Source
+from holdout.data.files import (
+    Arrays,
+    find,
+    find_all,
+    opened,
+    read_cifar,
+    read_idx,
+    read_known,
+    read_npz,
+    readable,
+)
 from holdout.dotted import resolve
 from holdout.errors import DataError, UserError
 from holdout.seeds import stream

@@ -14,7 +14,7 @@ from torch.nn import functional as F  # noqa: N812
 
 from holdout import parallel
 from holdout.errors import MisuseError
-from holdout.learning import convolutions, layers, vector
+from holdout.learning import layers, vector
 from holdout.learning.layers import Affine, Step
 
 Batch = tuple[Tensor, Tensor]
@@ -166,7 +166,7 @@ def _image_gradients(
             torch.split(x, IMAGE_BLOCK), torch.split(y, IMAGE_BLOCK), strict=True
         ):
             with torch.enable_grad():
-                logits = convolutions.forward(steps, leaves, images)
+                logits = layers.forward(steps, leaves, images)
                 loss = F.cross_entropy(logits, labels, reduction="sum") / len(y)
                 slopes = torch.autograd.grad(loss, leaves)
             for (span, shape), slope in zip(spans, slopes, strict=True):
