@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -22,20 +23,10 @@ from holdout.learning.models import MODELS
 ROOT = Path(__file__).resolve().parent.parent
 SOURCES = sorted((ROOT / "src").rglob("*.py"))
 TEXT = {".py", ".md", ".toml", ".txt", ".html", ".yaml", ".yml", ".cfg", ".json", ""}
-LEFT_BEHIND = frozenset(
-    {
-        *(
-            ".git",
-            ".venv",
-            ".venv-bench",
-            ".hypothesis",
-            ".mypy_cache",
-            ".ruff_cache",
-            ".pytest_cache",
-        ),
-        *(".import_linter_cache", "__pycache__", "runs", "build", "dist"),
-    }
-)
+LEFT_BEHIND = {
+    *(".git", ".venv", ".venv-bench", "__pycache__", "runs", "build", "dist"),
+    *(".hypothesis", ".mypy_cache", ".ruff_cache", ".pytest_cache", ".import_linter_cache"),
+}
 GENERATED = ROOT / "bench" / "results.json"
 # Written so that this file does not find itself.
 LEFTOVER = re.compile(r"\b(FIX" + r"ME|TO" + r"DO|XX" + r"X|To be fil" + r"led)\b")
@@ -44,9 +35,6 @@ MACHINE_PATH = re.compile(
 )
 
 LINES_MAX, FUNCTION_LINES_MAX = 450, 80
-PROGRAMS = source_walk.read_trees(ROOT, "src", "tools", "bench", "examples")
-SOURCE = {name: tree for name, tree in PROGRAMS.items() if name.split(".")[0] == "holdout"}
-TESTS = source_walk.read_trees(ROOT, "tests")
 
 USED_FROM_OUTSIDE = {
     "holdout.node.localnet.demo_worker:linear": "the model of large networks, in bench/node.py",
@@ -137,6 +125,18 @@ def test_a_package_exports_what_it_imports_from_its_own_modules(path):
     assert imported <= exported
 
 
+def test_no_module_imports_a_private_name_of_another():
+    found = [
+        f"{name}: {alias.name}"
+        for name, tree in trees("src").items()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+        if alias.name.startswith("_") and not alias.name.startswith("__")
+    ]
+    assert found == []
+
+
 @pytest.mark.parametrize("path", SOURCES, ids=lambda p: str(p.relative_to(ROOT / "src")))
 def test_every_module_says_what_it_is_for(path):
     docstring = ast.get_docstring(ast.parse(path.read_text("utf-8")))
@@ -210,6 +210,15 @@ def test_the_readme_shows_a_measured_number_for_every_rule_of_the_demo():
     assert names == ["mean, no attack", *(name_of(rule) for rule in rules)]
 
 
+@cache
+def trees(*folders):
+    return source_walk.read_trees(ROOT, *folders)
+
+
+def programs():
+    return trees("src", "tools", "bench", "examples")
+
+
 def is_open(finding):
     return any(finding.startswith(known) for known in STILL_OPEN)
 
@@ -227,7 +236,7 @@ def test_a_module_can_be_read_in_one_sitting():
 def test_a_function_fits_on_a_page():
     found = [
         f"{name}:{node.name} has {node.end_lineno - node.lineno + 1} lines"
-        for name, tree in PROGRAMS.items()
+        for name, tree in programs().items()
         for node in ast.walk(tree)
         if isinstance(node, source_walk.Function)
         and node.end_lineno - node.lineno >= FUNCTION_LINES_MAX
@@ -236,7 +245,7 @@ def test_a_function_fits_on_a_page():
 
 
 def test_a_class_name_has_one_home():
-    homes = source_walk.homes_of_classes(SOURCE)
+    homes = source_walk.homes_of_classes(trees("src"))
     found = [f"{name}: {', '.join(where)}" for name, where in homes.items() if len(where) > 1]
     assert [finding for finding in found if not is_open(finding)] == []
 
@@ -244,7 +253,7 @@ def test_a_class_name_has_one_home():
 def test_every_public_name_says_what_it_is():
     found = [
         definition.place
-        for name, tree in SOURCE.items()
+        for name, tree in trees("src").items()
         for definition in source_walk.definitions(name, tree)
         if not re.search(r"[:.]_", definition.place)
         and not any(".setter" in ast.unparse(d) for d in definition.node.decorator_list)
@@ -255,11 +264,11 @@ def test_every_public_name_says_what_it_is():
 
 def test_nothing_in_the_source_is_unused():
     uses = source_walk.Uses()
-    for name, tree in SOURCE.items():
+    for name, tree in trees("src").items():
         uses.add(name, tree)
     found = {
         definition.place
-        for name, tree in SOURCE.items()
+        for name, tree in trees("src").items()
         for definition in source_walk.definitions(name, tree)
         if not source_walk.is_used(definition, uses) and not definition.is_called_from_outside()
     }
@@ -269,12 +278,12 @@ def test_nothing_in_the_source_is_unused():
 
 def test_every_parameter_with_a_default_is_passed_by_somebody():
     uses = source_walk.Uses()
-    for name, tree in {**PROGRAMS, **TESTS}.items():
+    for name, tree in {**programs(), **trees("tests")}.items():
         uses.add(name, tree)
-    inherited = source_walk.subclasses(SOURCE)
+    inherited = source_walk.subclasses(trees("src"))
     found = {
         parameter
-        for name, tree in SOURCE.items()
+        for name, tree in trees("src").items()
         for definition in source_walk.definitions(name, tree)
         if definition.node.name == "__init__" or not definition.is_called_from_outside()
         for parameter in source_walk.never_passed(definition, uses, inherited)
