@@ -97,9 +97,9 @@ def test_a_wrong_idx_file_is_refused_saying_what_was_expected(idx, change, messa
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda _: b"", "layout is another"),
-        (lambda good: good[1:], "layout is another"),
-        (lambda good: good.replace(b"K\x05", b"K\x0a"), "layout is another"),
+        (lambda _: b"", "unexpected layout"),
+        (lambda good: good[1:], "unexpected layout"),
+        (lambda good: good.replace(b"K\x05", b"K\x0a"), "unexpected layout"),
         (lambda good: good.replace(b"(K\x05", b"(K\x05K\x05"), "2 rows; found 3 labels"),
         (lambda good: good.replace(b"M\x02\x00M", b"M\x03\x00M"), "3 rows; found 2 labels"),
         (lambda good: good.replace(b"T\x00\x18\0\0", b"T\x01\x18\0\0"), "6145 bytes of images"),

@@ -190,7 +190,7 @@ def unpack(archive: Path, files: tuple[KnownFile, ...], folder: Path) -> None:
 def _retrieve(url: str, download: KnownFile, folder: Path) -> Path:
     import pooch
 
-    pooch.get_logger().setLevel("WARNING")  # We say ourselves what is going on.
+    pooch.get_logger().setLevel("WARNING")  # `_progress` says what is going on.
 
     def downloader(url: str, output_file: str, _: object) -> None:
         with ExitStack() as stack:
@@ -213,7 +213,7 @@ def _retrieve(url: str, download: KnownFile, folder: Path) -> Path:
 
 
 class _Bounded:
-    """A file that refuses to grow past the size we know."""
+    """A file that refuses to grow past its known size."""
 
     def __init__(self, file: IO[bytes], size: int, advance: Callable[[int], None]) -> None:
         self._file = file
@@ -223,7 +223,7 @@ class _Bounded:
     def write(self, chunk: bytes) -> None:
         self._left -= len(chunk)
         if self._left < 0:
-            raise DataError("the answer is longer than the file can be")
+            raise DataError("the download is longer than the known file")
         self._file.write(chunk)
         self._advance(len(chunk))
 
@@ -260,7 +260,7 @@ def _write(path: Path, content: bytes) -> None:
 
 
 def _root_cause(error: BaseException) -> str:
-    """What went wrong at the bottom: requests wraps "connection refused" three times."""
+    """What went wrong first: requests wraps "connection refused" three times."""
     while True:
         inner = (arg for arg in error.args if isinstance(arg, BaseException))
         cause = error.__cause__ or next(inner, None)

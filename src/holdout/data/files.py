@@ -123,7 +123,7 @@ def read_at_most(stream: Readable, size: int) -> bytes:
 
 
 def read_known(path: Path, known: KnownFile) -> bytes:
-    """The content of `path`, once its size and hash are those of the known file."""
+    """The content of `path`, whose size and hash must be those of the known file."""
     with opened(path) as stream:
         content = read_at_most(stream, known.size + 1)
     check_known(content, known, path)
@@ -169,7 +169,7 @@ def read_cifar(content: bytes, *, path: Path) -> tuple[NDArray[np.uint8], NDArra
     """Images (n, 3, 32, 32) and labels of one python batch file."""
     head = _CIFAR_HEAD.match(content)
     if head is None:
-        raise DataError(f"{path}: not a CIFAR-10 python batch: its layout is another")
+        raise DataError(f"{path}: not a CIFAR-10 python batch: unexpected layout")
     # The labels are bytes 0 to 9, so the opcodes around them can be dropped by value.
     labels = np.frombuffer(head["labels"].translate(None, b"(Ke"), dtype=np.uint8)
     rows = int.from_bytes(head["rows"], "little")

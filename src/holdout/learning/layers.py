@@ -30,7 +30,7 @@ PAIRED_CHANNELS_MAX = 8
 
 @dataclass(frozen=True, slots=True)
 class Affine:
-    """A layer that is linear in its weights, and where they are in the flat vector."""
+    """A layer that is linear in its weights, and where those are in the flat vector."""
 
     module: nn.Linear | nn.Conv2d
     start: int
