@@ -65,7 +65,7 @@ soak: $(READY)  ## 120,500 seeds of the simulator (goes on where it stopped), th
 
 fuzz: $(READY)  ## A minute of coverage-guided fuzzing of what peers send.
 	mkdir -p build/fuzz
-	$(BIN)/python tests/fuzz/fuzz_decode.py build/fuzz -max_total_time=60 -rss_limit_mb=1500 -artifact_prefix=build/
+	$(BIN)/python -m tests.fuzz.fuzz_decode build/fuzz -max_total_time=60 -rss_limit_mb=1500 -artifact_prefix=build/
 
 # The constraints pin every version; torch above all, whose newest build pulls gigabytes.
 $(READY): pyproject.toml constraints.txt

@@ -9,7 +9,7 @@ from torch.nn import functional as F  # noqa: N812
 
 from bench.measure import Row, seconds
 from holdout.learning import models, vector
-from holdout.learning.scoring import combination_losses, sample_losses
+from holdout.learning.scoring import Combinations, sample_losses
 
 MLP_FLOPS = 2 * (784 * 100 + 100 * 10)
 LENET5_FLOPS = 2 * (
@@ -33,8 +33,8 @@ def rows() -> list[Row]:
             "mlp loop": lambda: _loop(mlp, mlp_candidates, x, y),
             "lenet5": lambda: sample_losses(lenet5, lenet5_candidates, images, labels),
             "lenet5 loop": lambda: _loop(lenet5, lenet5_candidates, images, labels),
-            "line": lambda: combination_losses(
-                mlp, mlp_candidates[2], directions, coefficients, x, y
+            "line": lambda: Combinations(mlp, mlp_candidates[2], directions, x, y).losses(
+                coefficients
             ),
             "line, each": lambda: sample_losses(mlp, line, x, y),
         }

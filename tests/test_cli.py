@@ -15,14 +15,12 @@ from pathlib import Path
 
 import pytest
 import tomli_w
+from tests import tiny
 
 from holdout import __version__
 from holdout.cli import run_command
 from holdout.experiments import figures, report
 from holdout.experiments.reproduce import FIGURES
-
-sys.path.insert(0, str(Path(__file__).resolve().parent))
-import tiny
 
 HOLDOUT = [sys.executable, "-m", "holdout"]
 DEADLINE = 60  # Seconds; a process that takes longer is stuck.

@@ -2,15 +2,20 @@
 
 import doctest
 import fcntl
-import importlib
 import json
 import math
 import re
 import shlex
-import sys
 from dataclasses import replace
 from pathlib import Path
 
+import paper_cells as cells
+import paper_claims as claims
+import paper_experiments as experiments
+import paper_figures as figures
+import paper_queue as work_queue
+import paper_results as results
+import paper_tables as tables
 import pytest
 from pydantic import ValidationError
 from tests import tiny
@@ -20,23 +25,6 @@ from holdout.config import apply_settings, parse, read_file
 from holdout.results import LOCK
 
 ROOT = Path(__file__).resolve().parent.parent
-
-
-def tool(name):
-    """A module of tools/, where modules know each other by their bare names."""
-    if str(ROOT / "tools") not in sys.path:
-        sys.path.append(str(ROOT / "tools"))
-    return importlib.import_module(name)
-
-
-experiments = tool("paper_experiments")
-work_queue = tool("paper_queue")
-results = tool("paper_results")
-cells = tool("paper_cells")
-claims = tool("paper_claims")
-tables = tool("paper_tables")
-figures = tool("paper_figures")
-
 RESULTS = ROOT / "docs" / "results"
 FILES = sorted(RESULTS.glob("*.json"))
 PAGES = sorted(path.name for path in tables.TEXTS.glob("*.md"))

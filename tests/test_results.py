@@ -4,18 +4,15 @@ import json
 import math
 import multiprocessing
 import os
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
+from tests import tiny
 
 from holdout import results
 from holdout.errors import RunFolderError
 from holdout.results import Checkpoint, jsonable, read_run, summarise, to_json, write_atomic
-
-sys.path.insert(0, str(Path(__file__).resolve().parent))
-import tiny
 
 CONFIG = {"experiment": {"name": "x", "rounds": 3}}
 TOML = '[experiment]\nname = "x"\nrounds = 3\n'

@@ -6,36 +6,81 @@ import os
 import re
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 
 import pytest
+import soak
+from tests import source_walk
 
 import holdout
+from holdout.config import parse, read_file
+from holdout.data.datasets import load
 from holdout.experiments.curves import name_of
 from holdout.experiments.demo import demo_values
+from holdout.learning.models import MODELS
 
 ROOT = Path(__file__).resolve().parent.parent
 SOURCES = sorted((ROOT / "src").rglob("*.py"))
 TEXT = {".py", ".md", ".toml", ".txt", ".html", ".yaml", ".yml", ".cfg", ".json", ""}
-LEFT_BEHIND = frozenset(
-    {
-        *(
-            ".git",
-            ".venv",
-            ".venv-bench",
-            ".hypothesis",
-            ".mypy_cache",
-            ".ruff_cache",
-            ".pytest_cache",
-        ),
-        *(".import_linter_cache", "__pycache__", "runs", "build", "dist"),
-    }
-)
+LEFT_BEHIND = {
+    *(".git", ".venv", ".venv-bench", "__pycache__", "runs", "build", "dist"),
+    *(".hypothesis", ".mypy_cache", ".ruff_cache", ".pytest_cache", ".import_linter_cache"),
+}
 GENERATED = ROOT / "bench" / "results.json"
 # Written so that this file does not find itself.
 LEFTOVER = re.compile(r"\b(FIX" + r"ME|TO" + r"DO|XX" + r"X|To be fil" + r"led)\b")
 MACHINE_PATH = re.compile(
     r"(?<![\w.:/])/(?:wo" + r"rk|ro" + r"ot|ho" + r"me|tm" + r"p|Us" + r"ers)/"
+)
+
+LINES_MAX, FUNCTION_LINES_MAX = 450, 80
+
+USED_FROM_OUTSIDE = {
+    "holdout.node.localnet.demo_worker:linear": "the model of large networks, in bench/node.py",
+}
+"""What nothing in `src` reads, and who does."""
+
+PASSED_FROM_OUTSIDE = {
+    "holdout.node.localnet.demo_worker:make_worker": "by `worker_options` in a node's settings",
+    "holdout.node.localnet.lying_worker:make_worker": "by `worker_options` in a node's settings",
+}
+"""Functions with parameters that no call in the repository passes, and who does."""
+
+MADE_LATER = {"bench/results.json", "bench/growth.png"}
+"""Files that documents name and `make bench` writes."""
+
+PATH = re.compile(r"(?<![\w/.-])(?:docs|tests|tools|bench|examples|src)/[\w/.*-]*[\w*/]")
+DECISION = re.compile(r"\bdecision (\d+)")
+DOCUMENT = re.compile(r"(?<![\w.*-])\w[\w-]*\.md\b")
+SECTION = re.compile(r"\b([A-Z]{4,})(?: \d+ and| \d+ to)? \d+\.\d+\b")
+
+# Findings that are known and not mended yet, by how they begin: to be emptied.
+STILL_OPEN = frozenset(
+    {
+        "DataSection",
+        "ModelSection",
+        "docs/simulation.md: ",
+        "holdout.agreement.sizing:self_selected_committee(attempts)",
+        "holdout.agreement.sortition:weight",
+        "holdout.agreement.sortition:weighted_priority",
+        "holdout.agreement.wire:encode",
+        "holdout.cli:_parser",
+        "holdout.node.localnet.lying_worker:make_worker",
+        "holdout.node.membership.identity:Authority.create(now)",
+        "holdout.node.storage.audit:audit(watch)",
+        "holdout.simulator.adversaries_agreement:corrupt_with",
+        "holdout.simulator.checkers:Checker.__init__(check_bodies)",
+        "holdout.simulator.toy_learners:BitFlipped",
+        "holdout.simulator.toy_learners:valley_start(dimension)",
+        "src/holdout/agreement/aggregate.py: CONSENSUS",
+        "src/holdout/agreement/blocks.py: CONSENSUS",
+        "src/holdout/agreement/counting.py: CONSENSUS",
+        "src/holdout/agreement/headers.py: CONSENSUS",
+        "src/holdout/agreement/player.py has",
+        "src/holdout/node/network/transport.py has",
+        "src/holdout/node/runtime/service.py has",
+    }
 )
 
 
@@ -52,7 +97,7 @@ def texts():
     found = []
     for folder, folders, names in os.walk(ROOT):
         folders[:] = [name for name in folders if name not in LEFT_BEHIND]
-        found += [Path(folder, name) for name in names]
+        found += [Path(folder, name) for name in names if name not in LEFT_BEHIND]
     return sorted(path for path in found if path.suffix in TEXT and path != GENERATED)
 
 
@@ -78,6 +123,18 @@ def test_a_package_exports_what_it_imports_from_its_own_modules(path):
     }
     exported = set(getattr(importlib.import_module(package), "__all__", []))
     assert imported <= exported
+
+
+def test_no_module_imports_a_private_name_of_another():
+    found = [
+        f"{name}: {alias.name}"
+        for name, tree in trees("src").items()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+        if alias.name.startswith("_") and not alias.name.startswith("__")
+    ]
+    assert found == []
 
 
 @pytest.mark.parametrize("path", SOURCES, ids=lambda p: str(p.relative_to(ROOT / "src")))
@@ -151,3 +208,167 @@ def test_the_readme_shows_a_measured_number_for_every_rule_of_the_demo():
     names = [row.split("|")[1].strip() for row in rows]
     rules = demo_values()["experiment"]["rules"]
     assert names == ["mean, no attack", *(name_of(rule) for rule in rules)]
+
+
+@cache
+def trees(*folders):
+    return source_walk.read_trees(ROOT, *folders)
+
+
+def programs():
+    return trees("src", "tools", "bench", "examples")
+
+
+def is_open(finding):
+    return any(finding.startswith(known) for known in STILL_OPEN)
+
+
+def test_a_module_can_be_read_in_one_sitting():
+    lengths = {path: len(path.read_text("utf-8").splitlines()) for path in SOURCES}
+    found = [
+        f"{path.relative_to(ROOT)} has {length} lines"
+        for path, length in lengths.items()
+        if length > LINES_MAX
+    ]
+    assert [finding for finding in found if not is_open(finding)] == []
+
+
+def test_a_function_fits_on_a_page():
+    found = [
+        f"{name}:{node.name} has {node.end_lineno - node.lineno + 1} lines"
+        for name, tree in programs().items()
+        for node in ast.walk(tree)
+        if isinstance(node, source_walk.Function)
+        and node.end_lineno - node.lineno >= FUNCTION_LINES_MAX
+    ]
+    assert [finding for finding in found if not is_open(finding)] == []
+
+
+def test_a_class_name_has_one_home():
+    homes = source_walk.homes_of_classes(trees("src"))
+    found = [f"{name}: {', '.join(where)}" for name, where in homes.items() if len(where) > 1]
+    assert [finding for finding in found if not is_open(finding)] == []
+
+
+def test_every_public_name_says_what_it_is():
+    found = [
+        definition.place
+        for name, tree in trees("src").items()
+        for definition in source_walk.definitions(name, tree)
+        if not re.search(r"[:.]_", definition.place)
+        and not any(".setter" in ast.unparse(d) for d in definition.node.decorator_list)
+        and not ast.get_docstring(definition.node)
+    ]
+    assert found == []
+
+
+def test_nothing_in_the_source_is_unused():
+    uses = source_walk.Uses()
+    for name, tree in trees("src").items():
+        uses.add(name, tree)
+    found = {
+        definition.place
+        for name, tree in trees("src").items()
+        for definition in source_walk.definitions(name, tree)
+        if not source_walk.is_used(definition, uses) and not definition.is_called_from_outside()
+    }
+    assert sorted(place for place in found - set(USED_FROM_OUTSIDE) if not is_open(place)) == []
+    assert set(USED_FROM_OUTSIDE) - found == set()
+
+
+def test_every_parameter_with_a_default_is_passed_by_somebody():
+    uses = source_walk.Uses()
+    for name, tree in {**programs(), **trees("tests")}.items():
+        uses.add(name, tree)
+    inherited = source_walk.subclasses(trees("src"))
+    found = {
+        parameter
+        for name, tree in trees("src").items()
+        for definition in source_walk.definitions(name, tree)
+        if definition.node.name == "__init__" or not definition.is_called_from_outside()
+        for parameter in source_walk.never_passed(definition, uses, inherited)
+    }
+    excused = {place for place in found if place.partition("(")[0] in PASSED_FROM_OUTSIDE}
+    assert sorted(place for place in found - excused if not is_open(place)) == []
+    assert {place.partition("(")[0] for place in excused} == set(PASSED_FROM_OUTSIDE)
+
+
+def test_no_test_edits_the_path_of_modules():
+    edit = re.compile(r"sys\.path(?:\.(?:insert|append|extend|remove|pop)\b|\[[^]]*\]\s*=| \+?= )")
+    found = [
+        f"{path.relative_to(ROOT)}:{number}"
+        for path in sorted((ROOT / "tests").rglob("*.py"))
+        for number, line in enumerate(path.read_text("utf-8").splitlines(), start=1)
+        if edit.search(line) and path != Path(__file__)
+    ]
+    assert found == []
+
+
+def test_what_is_referred_to_exists():
+    files = texts()
+    documents = {path.name for path in files}
+    found = []
+    for path in files:
+        text = path.read_text("utf-8")
+        missing = [p for p in PATH.findall(text) if p not in MADE_LATER and not exists(p)]
+        decisions = (f"docs/decisions/{int(n):04}-" for n in DECISION.findall(text))
+        missing += [decision for decision in decisions if not exists(decision)]
+        missing += [name for name in DOCUMENT.findall(text) if name not in documents]
+        missing += [name for name in SECTION.findall(text) if f"{name}.md" not in documents]
+        found += [f"{path.relative_to(ROOT)}: {name}" for name in missing]
+    assert [finding for finding in found if not is_open(finding)] == []
+
+
+def exists(name):
+    """Whether there is such a path; it may have wildcards, or be the beginning of one."""
+    return any(ROOT.glob(f"{name.rstrip('/*')}*"))
+
+
+def number(text):
+    words = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
+    return words.index(text) if text in words else int(text.replace(",", ""))
+
+
+def workers_and_liars(values):
+    federation = parse(values).checked().federation
+    return federation.workers, federation.byzantine_workers
+
+
+@pytest.fixture(scope="module")
+def prose():
+    """What documents and the Makefile say, as one line."""
+    documents = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), ROOT / "Makefile"]
+    return " ".join(" ".join(path.read_text("utf-8").split()) for path in sorted(documents))
+
+
+def test_documents_know_how_many_workers_there_are_and_how_many_lie(prose):
+    folder = ROOT / "src" / "holdout" / "experiments"
+    demos = [demo_values(), read_file(folder / "decentralized.toml")]
+    pattern = r"(\d+) workers(?:,? of wh(?:om|ich) (\d+) lie|[^.;:]{0,40}[,;] (\d+) of them )"
+    said = {(int(a), int(b or c)) for a, b, c in re.findall(pattern, prose)}
+    assert said == {workers_and_liars(values) for values in demos}
+
+
+@pytest.mark.parametrize(
+    ("pattern", "count"),
+    [
+        (r"([\w,]+) real (?:MNIST )?digits", lambda: len(rows("mnist-5k"))),
+        (r"([\w,]+) seeds \(`make readme`\)", lambda: len(seeds_of_the_readme())),
+        (r"the demo with ([\w,]+) seeds", lambda: len(seeds_of_the_readme())),
+        (r"([\w,]+) seeds of the simulator", lambda: sum(size[2] for size in soak.SIZES)),
+        (r"the paper's ([\w,]+) networks", lambda: len(MODELS)),
+    ],
+)
+def test_documents_count_right(pattern, count, prose):
+    said = {number(found) for found in re.findall(pattern, prose)}
+    assert said == {count()}
+
+
+def rows(name):
+    dataset = load(name)
+    return [*dataset.y_train, *dataset.y_test]
+
+
+def seeds_of_the_readme():
+    makefile = (ROOT / "Makefile").read_text("utf-8")
+    return re.search(r"experiment\.seeds='\[([\d,]+)\]' --out runs/readme", makefile)[1].split(",")

@@ -14,9 +14,10 @@ import torch
 from torch import Tensor, nn
 from torch.utils.weak import WeakTensorKeyDictionary
 
+from holdout import parallel
 from holdout.data.datasets import Shard
 from holdout.ids import RoundNumber
-from holdout.learning import sparse, threads
+from holdout.learning import sparse
 from holdout.learning.scoring import Combinations, Samples, sample_losses, takes_sparse
 from holdout.learning.sparse import Sparse
 from holdout.learning.training import gradients
@@ -137,7 +138,7 @@ class HoldoutScores:
                 parts[voter] = Combinations(model, self._weights, directions, x, y)
             result[place] = parts[voter].losses(steps).mean(dim=1, dtype=torch.float64)
 
-        threads.run_all(score, range(len(asked)))
+        parallel.run_all(score, range(len(asked)))
         return result
 
     def scaled_losses(

@@ -5,13 +5,13 @@ import struct
 import subprocess
 import sys
 from hashlib import sha256
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from hypothesis import assume, given
 from hypothesis import strategies as st
+from tests.agreement.rig import MODEL, SHAPES, Network, some_params
 
 from holdout.agreement import aggregate
 from holdout.agreement.aggregate import (
@@ -29,9 +29,6 @@ from holdout.agreement.aggregate import (
 from holdout.agreement.codec import digest
 from holdout.agreement.events import BlobKind
 from holdout.errors import MisuseError
-
-sys.path.insert(0, str(Path(__file__).resolve().parent))
-from rig import MODEL, SHAPES, Network, some_params
 
 SUBNORMAL = 1e-40
 

@@ -1,12 +1,12 @@
 import math
-import sys
 from dataclasses import replace
 from fractions import Fraction
-from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.agreement.rig import DIMENSION, Network, other
+from tests.agreement.strategies import mutated
 
 from holdout.agreement import blocks, roots
 from holdout.agreement.blocks import (
@@ -23,10 +23,6 @@ from holdout.agreement.events import Combine, Combined
 from holdout.agreement.messages import HEADER_BYTES_MAX, Entry, Evidence, Step
 from holdout.agreement.params import PROTOCOL_VERSION
 from holdout.errors import InvalidMessage, MisuseError
-
-sys.path.insert(0, str(Path(__file__).resolve().parent))
-from rig import DIMENSION, Network, other
-from strategies import mutated
 
 
 def verdict(net, block):

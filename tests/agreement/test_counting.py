@@ -1,12 +1,13 @@
 import functools
 import math
-import sys
 from fractions import Fraction
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests import golden
+from tests.agreement.rig import some_params
 
 from holdout.agreement.counting import tally
 from holdout.agreement.params import TallyRule
@@ -14,12 +15,6 @@ from holdout.ids import ProposalId, WorkerId
 from holdout.seeds import stream
 from holdout.voting import Ballot
 from holdout.voting import tally as central_tally
-
-sys.path.insert(0, str(Path(__file__).resolve().parent))
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-from rig import some_params
-
-import golden
 
 TESTDATA = Path(__file__).parent / "testdata"
 

@@ -1,8 +1,7 @@
-import sys
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
+from tests.agreement.rig import Network, other
 
 from holdout.agreement.codec import BOTTOM
 from holdout.agreement.draws import Draws, slot
@@ -12,9 +11,6 @@ from holdout.agreement.params import Mode, RoleDraw
 from holdout.agreement.sortition import Role, drawn
 from holdout.agreement.wire import Unverified, decode
 from holdout.errors import InvalidMessage
-
-sys.path.insert(0, str(Path(__file__).resolve().parent))
-from rig import Network, other
 
 SEVERAL = 24
 """Workers enough for some to be drawn and some not, with real keys."""

@@ -1,9 +1,9 @@
-import sys
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 from hypothesis import given
+from tests.agreement import strategies
+from tests.agreement.rig import Network, other
 
 from holdout.agreement.codec import digest
 from holdout.agreement.messages import (
@@ -20,10 +20,6 @@ from holdout.agreement.messages import (
     update_part,
     vote_part,
 )
-
-sys.path.insert(0, str(Path(__file__).resolve().parent))
-import strategies
-from rig import Network, other
 
 
 @pytest.mark.parametrize(

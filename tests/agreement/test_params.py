@@ -1,12 +1,11 @@
 import math
-import sys
 from dataclasses import fields, replace
 from fractions import Fraction
-from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.agreement.rig import Network, other, some_params
 
 from holdout.agreement.params import (
     MILLISECOND,
@@ -18,9 +17,6 @@ from holdout.agreement.params import (
     Timing,
 )
 from holdout.errors import InfeasibleError
-
-sys.path.insert(0, str(Path(__file__).resolve().parent))
-from rig import Network, other, some_params
 
 fractions = st.fractions(0, Fraction(99, 100), max_denominator=100)
 

@@ -1,10 +1,11 @@
-import sys
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from tests.agreement import strategies
+from tests.agreement.rig import Network
+from tests.agreement.strategies import by_kind, mutated
 
 from holdout.agreement import codec, messages, wire
 from holdout.agreement.codec import BOTTOM, blob, items, text, u8, u32, u64
@@ -22,11 +23,6 @@ from holdout.agreement.messages import (
     VoteSignature,
 )
 from holdout.errors import InvalidMessage
-
-sys.path.insert(0, str(Path(__file__).resolve().parent))
-import strategies
-from rig import Network
-from strategies import by_kind, mutated
 
 BLOCK = codec.digest("block")
 

@@ -11,7 +11,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import numpy as np
 import pytest
 
-from holdout.data.sources import CIFAR10, MNIST, KnownFile, Source
+from holdout.data.download import CIFAR10, MNIST, Source
+from holdout.data.files import KnownFile
 
 
 def _idx(array):

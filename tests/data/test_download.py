@@ -10,7 +10,7 @@ import pytest
 
 from holdout.data import datasets, download
 from holdout.data.datasets import load
-from holdout.data.sources import CIFAR10, MNIST
+from holdout.data.download import CIFAR10, MNIST
 from holdout.errors import DataError
 
 
@@ -103,7 +103,7 @@ def lengthen(mirror):
         (damage, "does not match the known hash"),
         (lambda mirror: mirror.files.pop("t10k-labels-idx1-ubyte.gz"), "404"),
         (lambda mirror: setattr(mirror, "missing_bytes", 10), "IncompleteRead|bytes read"),
-        (lengthen, "longer than the file can be"),
+        (lengthen, "longer than the known file"),
         (refuse, "refused"),
         (lambda mirror: setattr(mirror, "address", "no-address"), "no-address"),
         (lambda mirror: setattr(mirror, "address", "gopher://127.0.0.1"), "gopher"),

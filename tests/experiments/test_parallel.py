@@ -2,11 +2,10 @@
 
 import json
 import os
-import sys
 import threading
-from pathlib import Path
 
 import pytest
+from tests import tiny
 
 from holdout import results
 from holdout.errors import PluginError, RunFolderError
@@ -15,9 +14,6 @@ from holdout.experiments.parallel import Job, run_together
 from holdout.experiments.plan import make_plan
 from holdout.experiments.plugins import Plugins
 from holdout.experiments.runner import run
-
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-import tiny
 
 NAMES = ("one", "other")
 

@@ -2,11 +2,11 @@
 
 import sys
 from fractions import Fraction
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
+from tests import tiny
 
 from holdout.data.datasets import Dataset, load
 from holdout.errors import ConfigError, DataError
@@ -14,9 +14,6 @@ from holdout.experiments.plan import make_plan
 from holdout.experiments.plugins import Plugins
 from holdout.experiments.resolve_names import terms_of
 from holdout.voting import Gate, Quorum, Terms
-
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-import tiny
 
 OWN_CODE = """
 import torch

@@ -6,13 +6,12 @@ a file. A KeyboardInterrupt saves a checkpoint on its way out; a RuntimeError st
 
 import json
 import os
-import sys
 from itertools import pairwise
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from tests import tiny
 from torch import nn
 
 from holdout import results
@@ -24,9 +23,6 @@ from holdout.experiments.plugins import Plugins
 from holdout.experiments.runner import run
 from holdout.results import Checkpoint, ResultsMark, RunFolder
 from holdout.workers import HonestWorker
-
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-import tiny
 
 
 class CrashError(RuntimeError):

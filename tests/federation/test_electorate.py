@@ -1,4 +1,7 @@
-"""The attacker's rehearsal of a vote, and the vote: what it foresees is what happens."""
+"""The attacker's rehearsal of a vote, and the vote: what it foresees is what happens.
+
+Every draw here has Byzantine proposers, and is required to: without any there is no rehearsal.
+"""
 
 import itertools
 from dataclasses import replace
@@ -61,9 +64,9 @@ def check_rehearsal(case, seed, scene, play, honestly):
     state = honestly(federation, curve, 2)
     adaptive = Rehearsal(Alie(gamma_max=GAMMA_MAX, direction=direction), direction=direction)
     (record,), _ = play(federation, replace(curve, act=adaptive), 1, state)
-    if not record.byzantine_proposers:
-        return []
+    assert record.byzantine_proposers, seed
     verdicts = adaptive.verdicts
+    assert len(verdicts) == len(LADDER)
     passed = len(list(itertools.takewhile(bool, verdicts)))
     assert record.gamma == (LADDER[passed - 1] if passed else 0.0), seed
     assert selected(record, passing) == verdicts[max(0, passed - 1)], seed
@@ -92,93 +95,106 @@ def test_rehearsals_of_many_seeds_say_both_yes_and_no(rule, passing, scene, play
 
 
 @pytest.mark.parametrize("rule", ["holdout-paper", "holdout"])
-@pytest.mark.parametrize("seed", range(4))
-def test_the_search_of_ipm_foresees_the_vote_too(rule, seed, scene, play, honestly):
-    federation, curve = scene(rule, seed=seed, attack={"name": "ipm"}, **SETTING)
-    state = honestly(federation, curve, 2)
-    (record,), _ = play(federation, curve, 1, state)
-    if not record.byzantine_proposers or not record.gamma:
-        return
-    assert record.byzantine_selected > 0
-    if record.gamma < GAMMA_MAX:
-        further = LADDER[LADDER.index(record.gamma) + 1]
-        fixed = replace(curve, act=InnerProduct(gamma=further))
-        (real,), _ = play(federation, fixed, 1, state)
-        assert real.byzantine_selected == 0
+def test_the_search_of_ipm_foresees_the_vote_too(rule, scene, play, honestly):
+    ends = {"selected": 0, "next one kept out": 0}
+    for seed in range(7):
+        federation, curve = scene(rule, seed=seed, attack={"name": "ipm"}, **SETTING)
+        state = honestly(federation, curve, 2)
+        (record,), _ = play(federation, curve, 1, state)
+        assert record.byzantine_proposers, seed
+        # Strength 0 is sent, too, where nothing passes.
+        assert record.byzantine_selected > 0 or record.gamma == 0, seed
+        ends["selected"] += record.byzantine_selected > 0
+        if record.gamma < GAMMA_MAX:
+            further = LADDER[LADDER.index(record.gamma) + 1]
+            fixed = replace(curve, act=InnerProduct(gamma=further))
+            (real,), _ = play(federation, fixed, 1, state)
+            assert real.byzantine_selected == 0, seed
+            ends["next one kept out"] += 1
+    assert min(ends.values()) > 1, ends
 
 
 @pytest.mark.parametrize("ballots", ["honest", "starve", "short", "blank", "random", "inverted"])
 @pytest.mark.parametrize("rule", ["holdout-paper", "holdout"])
 def test_the_rehearsal_knows_how_its_voters_vote(rule, ballots, scene, play, honestly):
+    stopped = 0
     for seed in range(3):
         federation, curve = scene(rule, seed=seed, attack={"voters": ballots}, **SETTING)
         state = honestly(federation, curve, 2)
         adaptive = Rehearsal(Alie(gamma_max=GAMMA_MAX))
         (record,), _ = play(federation, replace(curve, act=adaptive), 1, state)
-        if record.byzantine_proposers:
-            passed = len(list(itertools.takewhile(bool, adaptive.verdicts)))
-            foreseen = adaptive.verdicts[max(0, passed - 1)]
-            assert selected(record, "any") == foreseen, (seed, adaptive.verdicts)
+        assert record.byzantine_proposers, seed
+        assert record.byzantine_voters, seed
+        passed = len(list(itertools.takewhile(bool, adaptive.verdicts)))
+        foreseen = adaptive.verdicts[max(0, passed - 1)]
+        assert selected(record, "any") == foreseen, (seed, adaptive.verdicts)
+        stopped += passed < len(LADDER)
+    assert stopped > 0
 
 
-@pytest.mark.parametrize("passing", ["any", "all"])
-def test_the_short_cut_for_full_ballots_says_what_the_long_way_says(
-    passing, scene, play, honestly, monkeypatch
-):
-    tried = []
+@pytest.fixture
+def asked(monkeypatch):
+    """For each time that losses of a lie were asked for: (how many voters there are, and asked)."""
+    noted = []
     real = HoldoutScores.combination_losses
 
-    def counted(self, *line):
-        tried.append(1)
-        return real(self, *line)
+    def counted(self, directions, coefficients, voters=None):
+        noted.append((self.voter_count, self.voter_count if voters is None else len(voters)))
+        return real(self, directions, coefficients, voters)
 
     monkeypatch.setattr(HoldoutScores, "combination_losses", counted)
-    short_cuts = 0
-    for seed in range(8):
-        federation, curve = scene(
-            "holdout-paper", seed=seed, attack={"passing": passing}, **SETTING
-        )
+    return noted
+
+
+@pytest.fixture
+def both_ways(scene, play, honestly, asked):
+    """The verdicts of a rehearsal, and whom it asked, by the quick way and by asking everybody."""
+
+    def rehearse(rule, seed, passing):
+        federation, curve = scene(rule, seed=seed, attack={"passing": passing}, **SETTING)
         state = honestly(federation, curve, 2)
-        verdicts = []
+        found = []
         for ballot_attack in (BALLOT_ATTACKS["coalition"], looks_at_its_losses):
-            tried.clear()
+            asked.clear()
             rehearsal = Rehearsal(Alie(gamma=0.0))
             changed = replace(curve, act=rehearsal, ballot_attack=ballot_attack)
             (record,), _ = play(federation, changed, 1, state)
-            verdicts.append(rehearsal.verdicts)
-            if ballot_attack is looks_at_its_losses:
-                assert tried or not record.byzantine_voters or not record.byzantine_proposers
-            else:
-                short_cuts += bool(rehearsal.verdicts) and not tried
-        assert verdicts[0] == verdicts[1], seed
-    # A draw may force full ballots to endorse a copy that everybody ranks last.
-    assert short_cuts > 0 or passing == "all"
+            assert record.byzantine_proposers, seed
+            assert record.byzantine_voters, seed
+            assert len(rehearsal.verdicts) == len(LADDER)
+            found.append((rehearsal.verdicts, tuple(asked)))
+        (quick, some), (slow, everybody) = found
+        assert all(heard < there for there, heard in some)
+        assert everybody
+        assert all(heard == there for there, heard in everybody)
+        return quick, slow, some
+
+    return rehearse
+
+
+@pytest.mark.parametrize("passing", ["any", "all"])
+def test_the_short_cut_for_full_ballots_says_what_the_long_way_says(passing, both_ways):
+    short_cuts = 0
+    for seed in range(8):
+        quick, slow, some = both_ways("holdout-paper", seed, passing)
+        assert quick == slow, seed
+        short_cuts += not some
+    # A draw may force full ballots to endorse a copy that everybody ranks last, but not all copies.
+    assert bool(short_cuts) == (passing == "any")
 
 
 @pytest.mark.parametrize("rule", ["holdout-paper", "holdout"])
 @pytest.mark.parametrize("passing", ["any", "all"])
-def test_asking_some_voters_says_what_asking_all_says(rule, passing, scene, play, honestly):
+def test_asking_some_voters_says_what_asking_all_says(rule, passing, both_ways):
+    polls = 0
     for seed in range(6):
-        federation, curve = scene(rule, seed=seed, attack={"passing": passing}, **SETTING)
-        state = honestly(federation, curve, 2)
-        verdicts = []
-        for ballot_attack in (BALLOT_ATTACKS["coalition"], looks_at_its_losses):
-            rehearsal = Rehearsal(Alie(gamma=0.0))
-            changed = replace(curve, act=rehearsal, ballot_attack=ballot_attack)
-            play(federation, changed, 1, state)
-            verdicts.append(rehearsal.verdicts)
-        assert verdicts[0] == verdicts[1], seed
+        quick, slow, some = both_ways(rule, seed, passing)
+        assert quick == slow, seed
+        polls += bool(some)
+    assert polls > 0
 
 
-def test_not_every_voter_is_asked(scene, play, honestly, monkeypatch):
-    asked = []
-    real = HoldoutScores.combination_losses
-
-    def counted(self, directions, coefficients, voters=None):
-        asked.append((self.voter_count, len(voters)))
-        return real(self, directions, coefficients, voters)
-
-    monkeypatch.setattr(HoldoutScores, "combination_losses", counted)
+def test_not_every_voter_is_asked(scene, play, asked):
     for seed in range(4):
         federation, curve = scene("holdout", seed=seed, **SETTING)
         play(federation, replace(curve, act=Rehearsal(Alie(gamma=0.0))), 1)
@@ -212,6 +228,7 @@ def test_voters_of_the_users_own_kind_do_not_stop_the_search(rule, scene, play):
         assert one.ballots == other.ballots
         assert one.selection == other.selection
     searched, _ = play(wrapped, own_curve, 2)
+    assert len(before) == len(searched) == 2
     assert all(record.outcome == "step" for record in searched)
     assert all(record.gamma is not None for record in searched)
 

@@ -2,13 +2,9 @@
 
 import logging
 import os
-import sys
-from pathlib import Path
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).resolve().parent))
-from flower_grid import OFFLINE
+from tests.flower.flower_grid import OFFLINE
 
 os.environ.update(OFFLINE)  # Before Flower is first used, and for every process started from here.
 

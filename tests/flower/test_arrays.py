@@ -5,10 +5,10 @@ import struct
 import numpy as np
 import pytest
 import torch
-from flower_grid import arrays
 from flwr.app import Array, ArrayRecord, MetricRecord, RecordDict
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.flower.flower_grid import arrays
 
 from holdout.errors import ModelError
 from holdout.flower.arrays import Layout, read_proposal

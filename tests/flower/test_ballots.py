@@ -2,10 +2,18 @@
 
 import numpy as np
 import pytest
-from flower_grid import FakeGrid, SilentError, arrays, as_node, ballot_reply, client_app, weights
 from flwr.app import ConfigRecord, Error, Message, MetricRecord, RecordDict
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.flower.flower_grid import (
+    FakeGrid,
+    SilentError,
+    arrays,
+    as_node,
+    ballot_reply,
+    client_app,
+    weights,
+)
 
 from holdout.flower import HoldOut, vote_mod
 

@@ -5,9 +5,9 @@ from fractions import Fraction
 import numpy as np
 import pytest
 import torch
-from flower_grid import FakeGrid, arrays, as_node, client_app, context, weights
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
+from tests.flower.flower_grid import FakeGrid, arrays, as_node, client_app, context, weights
 from torch import nn
 from torch.nn.functional import cross_entropy
 

@@ -10,7 +10,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from flower_grid import load_deploy
+from tests.flower.flower_grid import load_deploy
 
 from holdout.experiments.report import write_report
 from holdout.results import read_run

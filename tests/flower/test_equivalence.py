@@ -1,13 +1,11 @@
 """The same round on Flower and in our simulation: same draws, ballots and selection."""
 
-import sys
-from pathlib import Path
-
 import numpy as np
 import pytest
 import torch
-from flower_grid import FakeGrid, train_reply
 from flwr.app import ArrayRecord, ConfigRecord
+from tests import tiny
+from tests.flower.flower_grid import FakeGrid, train_reply
 
 from holdout.experiments.plan import make_plan
 from holdout.federation.central import run_round
@@ -16,9 +14,6 @@ from holdout.flower import HoldOut, vote
 from holdout.flower.arrays import Layout
 from holdout.ids import RoundNumber
 from holdout.learning import vector
-
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-import tiny
 
 
 def simulated(rule, folder, seed):

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from flower_grid import EXAMPLE, load_deploy
+from tests.flower.flower_grid import EXAMPLE, load_deploy
 
 from holdout.experiments.curves import final_table
 from holdout.experiments.report import write_report

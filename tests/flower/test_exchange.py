@@ -4,8 +4,8 @@ import threading
 import time
 from types import SimpleNamespace
 
-from flower_grid import FakeGrid, SilentError, arrays, train_reply
 from flwr.app import Error, Message, RecordDict
+from tests.flower.flower_grid import FakeGrid, SilentError, arrays, train_reply
 
 from holdout.flower.exchange import PollingGrid, ReplyFault, error_fault, exchange
 

@@ -2,10 +2,18 @@
 
 import numpy as np
 import pytest
-from flower_grid import FakeGrid, SilentError, arrays, as_node, client_app, train_reply, weights
 from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.flower.flower_grid import (
+    FakeGrid,
+    SilentError,
+    arrays,
+    as_node,
+    client_app,
+    train_reply,
+    weights,
+)
 
 from holdout.flower import HoldOut, Robust, vote_mod
 from holdout.flower.exchange import PollingGrid

@@ -7,9 +7,9 @@ import math
 import numpy as np
 import pytest
 import torch
-from flower_grid import FakeGrid, SilentError, arrays, as_node, client_app, weights
 from flwr.app import ArrayRecord, ConfigRecord, MetricRecord
 from flwr.serverapp.strategy import FedAvg
+from tests.flower.flower_grid import FakeGrid, SilentError, arrays, as_node, client_app, weights
 
 from holdout.errors import ConfigError, InfeasibleError, RunFolderError
 from holdout.experiments.curves import final_table

@@ -6,8 +6,8 @@ from fractions import Fraction
 import numpy as np
 import pytest
 import torch
-from flower_grid import arrays
 from flwr.app import Array, ConfigRecord, Message, MetricRecord, RecordDict
+from tests.flower.flower_grid import arrays
 
 from holdout.flower.arrays import Layout
 from holdout.flower.vote_messages import VoteCall, read_ballot

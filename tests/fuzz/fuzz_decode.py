@@ -1,6 +1,6 @@
 """Coverage-guided fuzzing of everything that is decoded from a peer's bytes.
 
-    python tests/fuzz/fuzz_decode.py CORPUS_FOLDER -max_total_time=60
+    python -m tests.fuzz.fuzz_decode CORPUS_FOLDER -max_total_time=60
 
 The first byte chooses the decoder, the rest is what a peer sent. A decoder gives a value whose
 encoding is the same bytes, or raises `InvalidMessage`; anything else is a finding, which is written
@@ -44,8 +44,7 @@ def examine(data: bytes, pairs: list[Pair]) -> None:
 
 def examples() -> list[bytes]:
     """Valid inputs: without them a fuzzer spends its time on lengths and tags."""
-    sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "agreement"))
-    from rig import Network
+    from tests.agreement.rig import Network
 
     from holdout.agreement import messages, wire
     from holdout.agreement.codec import BOTTOM

@@ -1,12 +1,7 @@
-import sys
-from pathlib import Path
-
 import pytest
+from tests.fuzz import fuzz_decode
 
 from holdout.agreement.headers import Header
-
-sys.path.insert(0, str(Path(__file__).resolve().parent))
-import fuzz_decode
 
 
 def test_the_fuzzers_examples_are_valid_and_of_every_kind():

@@ -53,7 +53,7 @@ def various(shape, classes):
 
 
 def padded(shape, classes):
-    """A narrow convolution with padding, then pooling: the paired columns of `convolutions`."""
+    """A narrow convolution with padding, then pooling: the paired rows of `layers.forward`."""
     return nn.Sequential(
         nn.Conv2d(shape[0], 3, 3, padding=1),
         nn.MaxPool2d(2),

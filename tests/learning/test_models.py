@@ -127,7 +127,7 @@ def test_a_model_that_differs_between_train_and_eval_is_refused():
         def forward(self, x):
             return super().forward(x) + (1 if self.training else 0)
 
-    with pytest.raises(ModelError, match="a pass in eval mode gave others"):
+    with pytest.raises(ModelError, match="a pass in eval mode gave different ones"):
         build(lambda shape, classes: Moody(shape[0], classes), (4,), 3, seed=0)
 
 

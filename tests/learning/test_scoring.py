@@ -9,7 +9,7 @@ from torch.nn import functional as F  # noqa: N812
 from holdout.errors import MisuseError
 from holdout.learning import layers, scoring
 from holdout.learning.models import MODELS, build
-from holdout.learning.scoring import combination_losses, sample_losses
+from holdout.learning.scoring import Combinations, sample_losses
 from holdout.learning.vector import dimension, flatten, unflatten
 
 
@@ -52,7 +52,7 @@ def test_combinations_equal_their_candidates(case, draw, around, count):
     weights = flatten(model)
     directions = around(torch.zeros_like(weights), 2)
     coefficients = torch.linspace(-2, 3, 2 * count).view(count, 2)
-    losses = combination_losses(model, weights, directions, coefficients, x, y)
+    losses = Combinations(model, weights, directions, x, y).losses(coefficients)
     assert_close(losses, plainly(model, weights + coefficients @ directions, x, y))
 
 
@@ -67,7 +67,7 @@ def test_what_is_kept_of_the_first_layer_serves_the_next_candidates(
     x, y = draw(shape, 70)
     weights = flatten(model)
     directions = around(torch.zeros_like(weights), 2)
-    tried = scoring.Combinations(model, weights, directions, x, y)
+    tried = Combinations(model, weights, directions, x, y)
     for count in (8, 3, 1, 8):
         coefficients = torch.linspace(-1, 2, 2 * count).view(count, 2)
         losses = tried.losses(coefficients)
@@ -86,7 +86,7 @@ def test_the_first_layer_of_a_direction_is_computed_once(name, draw, around, mon
     monkeypatch.setattr(
         scoring, "_head", lambda plan, vectors, x: heads.append(1) or computed(plan, vectors, x)
     )
-    tried = scoring.Combinations(model, weights, around(torch.zeros_like(weights), 2), x, y)
+    tried = Combinations(model, weights, around(torch.zeros_like(weights), 2), x, y)
     for count in (8, 2, 5):
         tried.losses(torch.linspace(0, 1, 2 * count).view(count, 2))
     assert len(heads) == 1
@@ -102,11 +102,11 @@ def test_blocks_and_chunks_change_nothing(name, samples, draw, around, monkeypat
     candidates = around(weights, 7)
     coefficients = torch.linspace(0, 2, 9).view(9, 1)
     whole = sample_losses(model, candidates, x, y)
-    line = combination_losses(model, weights, candidates[:1], coefficients, x, y)
+    line = Combinations(model, weights, candidates[:1], x, y).losses(coefficients)
     monkeypatch.setattr(scoring, "BLOCK_FLOATS", 1)
     monkeypatch.setattr(scoring, "CHUNK_FLOATS", 3 * len(weights) + 100_000)
     assert_close(sample_losses(model, candidates, x, y), whole)
-    assert_close(combination_losses(model, weights, candidates[:1], coefficients, x, y), line)
+    assert_close(Combinations(model, weights, candidates[:1], x, y).losses(coefficients), line)
 
 
 def test_the_general_path_takes_blocks_too(draw, around, monkeypatch):
@@ -138,7 +138,7 @@ def test_sizes_do_not_matter(count, directions, samples, side, seed):
     candidates = weights + coefficients @ basis
     expected = plainly(model, candidates, x, y)
     assert_close(sample_losses(model, candidates, x, y), expected)
-    assert_close(combination_losses(model, weights, basis, coefficients, x, y), expected)
+    assert_close(Combinations(model, weights, basis, x, y).losses(coefficients), expected)
 
 
 @pytest.mark.parametrize("size", [1e4, 1e15, 1e30, 3e38, float("inf"), float("nan")])
@@ -153,7 +153,7 @@ def test_huge_weights_give_large_losses_never_nan(case, draw, around, size):
     assert not losses.isnan().any()
     assert (losses >= 0).all()
     assert_close(losses[0], sample_losses(model, weights[None], x, y)[0])
-    line = combination_losses(model, weights, directions, coefficients, x, y)
+    line = Combinations(model, weights, directions, x, y).losses(coefficients)
     assert not line.isnan().any()
     if torch.tensor(size).isfinite():
         # A coefficient of zero takes even the largest direction out.
@@ -183,7 +183,7 @@ def test_the_same_inputs_give_the_same_bits_and_stay_as_they_were(case, draw, ar
         return torch.cat(
             [
                 sample_losses(model, candidates, x, y),
-                combination_losses(model, weights, candidates[:2], coefficients, x, y),
+                Combinations(model, weights, candidates[:2], x, y).losses(coefficients),
             ]
         )
 
@@ -213,8 +213,8 @@ def test_nothing_to_score_is_no_mistake(case, draw):
     none = torch.empty(0, len(weights))
     assert sample_losses(model, none, x, y).shape == (0, 4)
     assert sample_losses(model, weights[None], x[:0], y[:0]).shape == (1, 0)
-    assert combination_losses(model, weights, none, torch.empty(0, 0), x, y).shape == (0, 4)
-    alone = combination_losses(model, weights, none, torch.empty(2, 0), x, y)
+    assert Combinations(model, weights, none, x, y).losses(torch.empty(0, 0)).shape == (0, 4)
+    alone = Combinations(model, weights, none, x, y).losses(torch.empty(2, 0))
     assert_close(alone, plainly(model, weights.expand(2, -1), x, y))
 
 
@@ -234,4 +234,4 @@ def test_misfits_are_refused(draw):
         with pytest.raises(MisuseError):
             sample_losses(model, candidates, samples, labels)
     with pytest.raises(MisuseError, match="each of 2 directions"):
-        combination_losses(model, good[0], good, torch.zeros(5, 3), x, y)
+        Combinations(model, good[0], good, x, y).losses(torch.zeros(5, 3))

@@ -11,7 +11,7 @@ from torch import nn
 
 from holdout.learning import sparse
 from holdout.learning.models import MODELS, build
-from holdout.learning.scoring import combination_losses, sample_losses, takes_sparse
+from holdout.learning.scoring import Combinations, sample_losses, takes_sparse
 from holdout.learning.vector import flatten
 
 
@@ -63,8 +63,8 @@ def test_losses_are_those_of_the_samples_in_full(hidden, bias):
         atol=1e-5,
     )
     torch.testing.assert_close(
-        combination_losses(model, weights, candidates[:2] - weights, coefficients, found, y),
-        combination_losses(model, weights, candidates[:2] - weights, coefficients, x, y),
+        Combinations(model, weights, candidates[:2] - weights, found, y).losses(coefficients),
+        Combinations(model, weights, candidates[:2] - weights, x, y).losses(coefficients),
         rtol=1e-5,
         atol=1e-5,
     )

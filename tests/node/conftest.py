@@ -1,12 +1,7 @@
 """Fixtures for tests with real processes."""
 
-import sys
-from pathlib import Path
-
 import pytest
-
-sys.path.insert(0, str(Path(__file__).resolve().parent))
-from node_rig import Network
+from tests.node.node_rig import Network
 
 
 @pytest.fixture

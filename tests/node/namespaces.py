@@ -8,7 +8,7 @@ import os
 import shutil
 import subprocess
 
-from node_rig import Network
+from tests.node.node_rig import Network
 
 SUBNET = "10.213.77"
 SWITCHES = ("left", "right")

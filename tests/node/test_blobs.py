@@ -4,7 +4,7 @@ import asyncio
 import struct
 from dataclasses import replace
 
-from test_inbox import params
+from tests.node.test_inbox import params
 
 from holdout.agreement import aggregate
 from holdout.agreement.events import BlobKind

@@ -8,8 +8,8 @@ import urllib.request
 from pathlib import Path
 
 import pytest
-from node_rig import Network as Processes
 from safetensors.numpy import load_file
+from tests.node.node_rig import Network as Processes
 
 from holdout.cli import run_command
 from holdout.node.localnet.launcher import free_ports

@@ -13,7 +13,7 @@ import time
 from datetime import timedelta
 
 import pytest
-from node_rig import Network, agree, kill_at_random, part_and_heal
+from tests.node.node_rig import Network, agree, kill_at_random, part_and_heal
 
 from holdout.node.membership.identity import Authority, create_identity
 from holdout.node.storage.store import DATABASE, FOLDER

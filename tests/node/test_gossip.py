@@ -7,7 +7,7 @@ from hashlib import sha256
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from test_inbox import params
+from tests.node.test_inbox import params
 
 from holdout.agreement.codec import blob, items, u8, u64
 from holdout.agreement.events import Urgency

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from node_rig import CLASSES, SHAPE, Network
+from tests.node.node_rig import CLASSES, SHAPE, Network
 
 from holdout.agreement import aggregate
 from holdout.errors import LearnerFailed

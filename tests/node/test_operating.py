@@ -4,9 +4,9 @@ import random
 import re
 from pathlib import Path
 
-import node_rig
 import pytest
-from node_rig import Network
+from tests.node import node_rig
+from tests.node.node_rig import Network
 
 DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "operating.md"
 

@@ -5,7 +5,7 @@ import time
 from collections import Counter
 
 import pytest
-from test_gossip import GENESIS, KEYS, VOTE, Wire, make
+from tests.node.test_gossip import GENESIS, KEYS, VOTE, Wire, make
 
 from holdout.agreement.events import (
     BlobKind,

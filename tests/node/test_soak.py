@@ -8,9 +8,9 @@ import sys
 import time
 
 import pytest
-from namespaces import NamespacedNetwork, why_not
-from node_rig import kill_at_random, part_and_heal
-from test_faults import HONEST, healthy
+from tests.node.namespaces import NamespacedNetwork, why_not
+from tests.node.node_rig import kill_at_random, part_and_heal
+from tests.node.test_faults import HONEST, healthy
 
 pytestmark = pytest.mark.soak
 

@@ -6,7 +6,7 @@ import struct
 import threading
 
 import pytest
-from test_genesis import draft
+from tests.node.test_genesis import draft
 
 from holdout.agreement import aggregate, safety
 from holdout.agreement.events import BlobKind

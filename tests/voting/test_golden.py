@@ -1,14 +1,11 @@
 """The vote, as scripts that a reader of the paper can check by eye."""
 
-import sys
 from pathlib import Path
 
 import pytest
+from tests import golden
 
 from holdout.voting import Ballot, Gate, admit_approvals, cast_approvals, tally
-
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-import golden
 
 TESTDATA = Path(__file__).parent / "testdata"
 

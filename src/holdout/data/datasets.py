@@ -3,9 +3,9 @@
     mnist, cifar10         the official files, known to the byte: from a folder, the cache, a mirror
     mnist-5k               5,000 real digits that come with a dependency: no files, no network
     idx, npz               the user's own files
-    package.module:loader  the user's own code
+    package.module:loader  a custom loader
 
-All of them end in a `Dataset`, which cannot be made of anything that does not fit together.
+Each is loaded as a `Dataset`, which refuses parts that do not fit together.
 """
 
 import io
@@ -21,9 +21,18 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from holdout.data import download
-from holdout.data.files import find, find_all, opened, read_known, readable
-from holdout.data.formats import Arrays, read_cifar, read_idx, read_npz
-from holdout.data.sources import MNIST, MNIST_5K, SOURCES, Source
+from holdout.data.download import MNIST, MNIST_5K, SOURCES, Source
+from holdout.data.files import (
+    Arrays,
+    find,
+    find_all,
+    opened,
+    read_cifar,
+    read_idx,
+    read_known,
+    read_npz,
+    readable,
+)
 from holdout.dotted import resolve
 from holdout.errors import DataError, UserError
 from holdout.seeds import stream
@@ -85,7 +94,7 @@ def load(
 ) -> Dataset:
     """The data set of that name.
 
-    `path` is the folder (npz: or the file) with the data; mnist-5k and own loaders need none.
+    `path` is the folder (npz: or the file) with the data; mnist-5k and custom loaders need none.
     Without it, mnist and cifar10 come from the cache, and get there from a mirror.
     """
     if ":" in name:
@@ -120,7 +129,7 @@ def dataset_of(name: str, arrays: Arrays, classes: int | None = None) -> Dataset
 
 
 def dataset_from(name: str, made: object) -> Dataset:
-    """What a user hands over: a Dataset, or the four arrays (numpy's or torch's) of one."""
+    """The data set that a user hands over: as a Dataset, or as its four numpy or torch arrays."""
     match made:
         case Dataset():
             return made

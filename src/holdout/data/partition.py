@@ -4,9 +4,9 @@ Each worker draws from a stream of its own, so its rows do not depend on how man
 are. Rows never repeat inside a worker; two workers may hold the same row.
 
     iid        any rows
-    balanced   as many of each class as of any other
+    balanced   equally many rows of every class
     dirichlet  a mix of labels of its own, drawn from Dirichlet(alpha): small alpha, few labels
-    shards     a few labels of its own, as many rows of each
+    shards     a few labels of its own, equally many rows of each
 """
 
 from collections.abc import Callable
@@ -58,7 +58,7 @@ def partition(
 def _counts_of(
     kind: str, sizes: Integers, samples: int, *, alpha: float, labels_per_worker: int
 ) -> Callable[[np.random.Generator], Integers] | None:
-    """How a worker of this kind draws the number of rows it takes of each class; None: iid."""
+    """How a worker draws the number of rows it takes of each class; None if it does not (iid)."""
     match kind:
         case "iid":
             return None
@@ -76,7 +76,7 @@ def _counts_of(
 
 
 def _level(rng: np.random.Generator, sizes: Integers, samples: int) -> Integers:
-    """Counts as equal as the classes' sizes allow; who gets one more is drawn."""
+    """Counts as equal as the classes' sizes allow; which classes give one more is drawn."""
     counts = np.zeros_like(sizes)
     while left := samples - int(counts.sum()):
         # All classes with rows left hold the same count so far.
@@ -90,7 +90,7 @@ def _level(rng: np.random.Generator, sizes: Integers, samples: int) -> Integers:
 
 
 def _mixed(mix: NDArray[np.float64], sizes: Integers, samples: int) -> Integers:
-    """Counts in proportion to `mix`; what a class lacks, the others give in their proportion."""
+    """Counts in proportion to `mix`; what a class lacks comes from the others, in proportion."""
     counts = np.zeros_like(sizes)
     while left := samples - int(counts.sum()):
         weights = np.where(counts < sizes, mix, 0.0)
@@ -134,7 +134,7 @@ def _check(labels: NDArray[np.integer], *, workers: int, samples: int, classes: 
 
 
 def _check_shards(sizes: Integers, samples: int, labels_per_worker: int) -> None:
-    # Whatever labels a worker draws, they must do: else the seed would decide about the error.
+    # Any labels a worker may draw must have enough rows: else the seed would decide on the error.
     present = np.sort(sizes[sizes > 0])
     if not 1 <= labels_per_worker <= len(present):
         raise DataError(

@@ -35,7 +35,7 @@ from holdout.experiments.runner import (
     run_curve,
     threads_of,
 )
-from holdout.learning.threads import pool
+from holdout.parallel import pool
 from holdout.results import Checkpoint, RunFolder
 from holdout.voting import VOTES
 

@@ -1,6 +1,6 @@
-"""The paper's two networks by name, and the gate that every model passes.
+"""The paper's two networks by name, and the check that every model must pass.
 
-A worker's knowledge of a model is its vector of weights. So a model must be a plain function of
+Workers know a model by its vector of weights alone. So a model must be a plain function of
 weights and samples: no state beside its parameters, no randomness of its own, no sample that
 changes another's result. `build` refuses what is not, before a run has cost anything.
 """
@@ -53,15 +53,15 @@ def lenet5(shape: tuple[int, ...], classes: int) -> nn.Module:
     )
 
 
-_GENERATOR = RLock()
-"""Torch's own generator is that of all threads."""
+_SEEDING = RLock()
+"""Held while torch's generator, which all threads share, is seeded and used."""
 
 MODELS: Mapping[str, ModelFactory] = MappingProxyType({"mlp": mlp, "lenet5": lenet5})
 
 
 def build(factory: ModelFactory, shape: tuple[int, ...], classes: int, *, seed: int) -> nn.Module:
     """The factory's model with weights decided by the seed; a ModelError if it cannot be used."""
-    with _GENERATOR, torch.random.fork_rng(devices=[]):
+    with _SEEDING, torch.random.fork_rng(devices=[]):
         # Not torch.manual_seed, which also reseeds devices that fork_rng was told to leave out.
         torch.default_generator.manual_seed(seed)
         model = _call(lambda: factory(shape, classes), "the factory failed", shape, classes)
@@ -141,7 +141,7 @@ def _check_function(model: nn.Module, shape: tuple[int, ...], classes: int) -> N
         if not torch.allclose(other, logits, rtol=1e-3, atol=1e-4):
             raise ModelError(
                 f"a sample's logits must depend on the weights and that sample alone "
-                f"(no dropout, no batch norm); {what} gave others"
+                f"(no dropout, no batch norm); {what} gave different ones"
             )
 
 

@@ -21,8 +21,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
+from holdout import parallel
 from holdout.errors import MisuseError
-from holdout.learning import layers, threads, vector
+from holdout.learning import layers, vector
 from holdout.learning.layers import Affine, Step
 from holdout.learning.sparse import Sparse, Table
 
@@ -80,23 +81,11 @@ def sample_losses(model: nn.Module, candidates: Tensor, x: Samples, y: Tensor) -
         else:
             for rows in _chunks(len(candidates), vector.dimension(model), plan.widest):
                 chunk = candidates[rows]
-                # A large matrix product torch's own threads share better than ours.
+                # Torch's own threads share a large matrix product better than ours do.
                 apart = isinstance(x, Sparse) or isinstance(plan.first.module, nn.Conv2d)
                 later = chunk[:, plan.first.stop :]
                 _run(plan, _head(plan, chunk, x), later, y, losses[rows], apart=apart)
     return losses.nan_to_num_(nan=torch.inf, posinf=torch.inf)
-
-
-def combination_losses(  # noqa: PLR0917
-    model: nn.Module,
-    weights: Tensor,
-    directions: Tensor,
-    coefficients: Tensor,
-    x: Samples,
-    y: Tensor,
-) -> Tensor:
-    """`sample_losses` of the candidates weights + coefficients @ directions, (m, s)."""
-    return Combinations(model, weights, directions, x, y).losses(coefficients)
 
 
 class Combinations:
@@ -146,7 +135,7 @@ class Combinations:
         if isinstance(first.module, nn.Conv2d):
             # A combination multiplies every output channel of every direction.
             fan_in //= 2 * first.module.out_channels
-        # One direction more than candidates is no loss, since the next time all are there.
+        # One direction more than candidates does not matter: the next time, all outputs are there.
         kept, few = self._outputs is not None, len(self._base) <= candidates + 1
         return len(self._base) <= fan_in and (kept or few)
 
@@ -173,7 +162,7 @@ class Combinations:
         def apply(block: slice) -> Tensor:
             z = first(block)
             # Times a coefficient of zero, infinity would be NaN where the candidate is fine.
-            # (A sum of finite numbers may overflow too: the long way is then for nothing.)
+            # (A sum of finite numbers may overflow too: then the long way was not needed.)
             if not z.sum().isfinite():
                 raise _OverflowError
             return z if images else z.transpose(1, 2)
@@ -190,7 +179,7 @@ class Combinations:
             with torch.no_grad():
                 (kept[block] if images else kept[:, block]).copy_(apply(block))
 
-        threads.run_all(fill, _blocks(samples, count * width))
+        parallel.run_all(fill, _blocks(samples, count * width))
         self._outputs = kept
         return self._first_layer(plan)
 
@@ -226,7 +215,7 @@ def _head(plan: _Plan, vectors: Tensor, x: Samples) -> Head:
 
 
 def _direct(first: Affine, vectors: Tensor) -> Callable[[Tensor], Tensor]:
-    """The first layer of all vectors as one layer of so many times the outputs."""
+    """The first layers of all vectors as one layer, which has the outputs of all."""
     weight = first.weight(vectors).flatten(0, 1)
     bias = first.bias(vectors)
     bias = torch.zeros(len(weight)) if bias is None else bias.flatten()
@@ -243,11 +232,11 @@ def _direct(first: Affine, vectors: Tensor) -> Callable[[Tensor], Tensor]:
 def _run(
     plan: _Plan, head: Head, later: Tensor, y: Tensor, losses: Tensor, *, apart: bool = True
 ) -> None:
-    """Fills the losses of as many candidates as `later` has rows: their weights after the first."""
+    """Fill in the losses of the candidates whose weights after the first layer are `later`."""
     tail = [_stacked(step, later, plan.first.stop) for step in plan.after]
 
     def fill(block: slice) -> None:
-        with torch.no_grad():  # Of each thread its own.
+        with torch.no_grad():  # Each thread has a setting of its own.
             h = head(block)
             for layer in tail:
                 h = layer(h)
@@ -255,7 +244,7 @@ def _run(
 
     blocks = _blocks(len(y), len(later) * plan.widest)
     if apart:
-        threads.run_all(fill, blocks)
+        parallel.run_all(fill, blocks)
     else:
         for block in blocks:
             fill(block)

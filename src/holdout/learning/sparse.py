@@ -21,7 +21,7 @@ SHARE_MAX = 0.5
 """With more than this share of a sample standing out, the full product is about as fast."""
 
 TABLE_COLUMNS = 128
-"""Of a table at once: that many columns of 784 rows stay in a core's own cache."""
+"""Columns of a table that are used at once: so many, of 784 rows, stay in a core's own cache."""
 
 _ROWS = 4096  # Looked at together, which bounds memory.
 _PROBE = 64  # Samples from which the background is guessed.
@@ -31,8 +31,8 @@ _PROBE = 64  # Samples from which the background is guessed.
 class Sparse:
     """Samples as the numbers that differ from the background, sample after sample.
 
-    Each sample also has a number 1 in a column of its own behind the last: there the table has what
-    all samples share, so that adding it is no pass of its own.
+    Each sample also has a number 1 in one more column, after the last: there the table holds what
+    all samples share, so that adding it takes no extra pass.
     """
 
     shape: torch.Size
@@ -43,13 +43,13 @@ class Sparse:
     columns: Tensor
     """int32: the place of each number in the flattened sample."""
     values: Tensor
-    """float32: by how much it differs."""
+    """float32: by how much each number differs from the background."""
 
     def __len__(self) -> int:
         return self.shape[0]
 
     def block(self, rows: slice) -> "Sparse":
-        """Some samples that follow each other."""
+        """Consecutive samples."""
         start, stop, _ = rows.indices(len(self))
         starts = self.starts[start : stop + 1]
         inside = slice(int(starts[0]), int(starts[-1]))
@@ -120,7 +120,7 @@ def of(x: Tensor) -> Sparse | None:
 
     The work is done once for a tensor and remembered as long as that lives.
     """
-    # The version counts changes in place: what was found before one of them is no longer so.
+    # The version counts changes in place: what was found before one no longer holds.
     version = x._version  # noqa: SLF001 - torch has no other name for it.
     with _KNOWING:
         known = _KNOWN.get(x)

@@ -1,4 +1,4 @@
-"""From weights and a worker's own batches to an Update, and the test of a model.
+"""Gradients of workers' batches, the update after several local steps, and the test of a model.
 
 Many workers' gradients at the same weights are one call, `gradients`: a layered model then shares
 the passes between batches; any other model is differentiated batch by batch. The outcome is the
@@ -12,8 +12,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
+from holdout import parallel
 from holdout.errors import MisuseError
-from holdout.learning import convolutions, layers, threads, vector
+from holdout.learning import layers, vector
 from holdout.learning.layers import Affine, Step
 
 Batch = tuple[Tensor, Tensor]
@@ -23,8 +24,8 @@ EVALUATION_BLOCK = 500
 IMAGE_BLOCK = 256
 
 GROUP = 15
-"""Batches that share passes: half of the paper's proposers. Fewer share less, more keep a thread
-waiting; that it does not depend on the number of threads keeps the outcome the same, to the bit."""
+"""Batches that share passes: half of the paper's proposers. Fewer would share less, more would keep
+other threads waiting. It does not depend on the number of threads, so neither does the outcome."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +43,7 @@ def gradients(model: nn.Module, weights: Tensor, batches: Sequence[Batch]) -> Te
     if weights.shape != (d,):
         raise MisuseError(f"weights are (d,) with d={d}; got shape {tuple(weights.shape)}")
     if any(len(y) == 0 or len(x) != len(y) for x, y in batches):
-        raise MisuseError("a batch needs at least one sample, and a label for each; got another")
+        raise MisuseError("a batch needs at least one sample, and a label for each of them")
     weights = weights.detach()
     rows = torch.empty(len(batches), d)
     if not batches:
@@ -95,7 +96,7 @@ def evaluate(model: nn.Module, weights: Tensor, x: Tensor, y: Tensor) -> Evaluat
 def _call_gradients(
     model: nn.Module, weights: Tensor, batches: Sequence[Batch], rows: Tensor
 ) -> None:
-    """The gradients of a model of which nothing is known but that it can be called."""
+    """The gradients of a model that can only be called as a whole."""
     for (x, y), row in zip(batches, rows, strict=True):
         leaf = weights.clone().requires_grad_()
         with torch.enable_grad():
@@ -106,9 +107,9 @@ def _call_gradients(
 def _flat_gradients(
     steps: Sequence[Step], weights: Tensor, batches: Sequence[Batch], rows: Tensor
 ) -> None:
-    """Group by group, each on one thread: on torch's own these small products are no faster."""
+    """Group by group, each on one thread: torch's own threads speed up no such small product."""
     groups = [slice(start, start + GROUP) for start in range(0, len(batches), GROUP)]
-    threads.run_all(
+    parallel.run_all(
         lambda group: _joint_gradients(steps, weights, batches[group], rows[group]), groups
     )
 
@@ -165,10 +166,10 @@ def _image_gradients(
             torch.split(x, IMAGE_BLOCK), torch.split(y, IMAGE_BLOCK), strict=True
         ):
             with torch.enable_grad():
-                logits = convolutions.forward(steps, leaves, images)
+                logits = layers.forward(steps, leaves, images)
                 loss = F.cross_entropy(logits, labels, reduction="sum") / len(y)
                 slopes = torch.autograd.grad(loss, leaves)
             for (span, shape), slope in zip(spans, slopes, strict=True):
                 row[span].view(shape).add_(slope)
 
-    threads.run_all(fill, range(len(batches)))
+    parallel.run_all(fill, range(len(batches)))

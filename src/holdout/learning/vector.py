@@ -42,7 +42,7 @@ def unflatten(model: nn.Module, vector: Tensor) -> dict[str, Tensor]:
 
 
 def call(model: nn.Module, parameters: dict[str, Tensor], x: Tensor) -> Tensor:
-    """The logits of the model with other parameters; what it raises is said to be its own."""
+    """The logits of the model with these parameters; its errors are reported as the model's."""
     try:
         logits: Tensor = functional_call(model, parameters, (x,))
     except HoldoutError:

@@ -15,7 +15,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from holdout.rules.blocks import map_runs
+from holdout.parallel import map_runs
 from holdout.rules.rule import ANY_NUMBER, HONEST_MAJORITY, admit
 
 Array = npt.NDArray[np.floating[Any]]

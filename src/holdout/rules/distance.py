@@ -21,7 +21,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from holdout.rules.blocks import map_runs
+from holdout.parallel import map_runs
 from holdout.rules.coordinatewise import mean_of_nearest
 from holdout.rules.rule import Needs, admit
 

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from holdout.rules.blocks import keep_blas_to_one_thread, map_runs
+from holdout.parallel import keep_blas_to_one_thread, map_runs
 from holdout.rules.distance import Matrix, central_row, centred_gram, distances_from_gram
 from holdout.rules.rule import HONEST_MAJORITY, admit
 

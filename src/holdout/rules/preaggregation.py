@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from holdout.rules.blocks import map_runs
+from holdout.parallel import map_runs
 from holdout.rules.distance import squared_distances
 from holdout.rules.rule import ANY_NUMBER, HONEST_MAJORITY, admit
 

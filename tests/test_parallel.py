@@ -1,14 +1,21 @@
-"""Pieces of work on several threads: all done, errors kept, results the same for any number."""
+"""Pieces of work on several threads: all done, errors kept, results the same for any number.
+
+And OpenBLAS's own threads, which spin: none beside ours.
+"""
 
 import threading
+from collections.abc import Iterator
 
 import pytest
 import torch
+from threadpoolctl import ThreadpoolController
 
 from holdout.learning import models, vector
 from holdout.learning.scoring import sample_losses
-from holdout.learning.threads import run_all
 from holdout.learning.training import gradients
+from holdout.parallel import map_runs, run_all
+
+OPENBLAS = ThreadpoolController().select(internal_api="openblas")
 
 
 @pytest.mark.parametrize("threads", [1, 2, 3])
@@ -26,6 +33,14 @@ def test_each_piece_runs_on_one_thread_and_the_caller_keeps_its_own():
     assert {count for count, _ in seen} == {1}
     assert threading.get_ident() not in {who for _, who in seen}
     assert torch.get_num_threads() == 2
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3])
+def test_results_come_in_the_order_of_the_pieces(threads):
+    torch.set_num_threads(threads)
+    assert run_all(lambda piece: piece * piece, range(20)) == [i * i for i in range(20)]
+    starts = [start for run in map_runs(list, 100, width=3) for start in run]
+    assert starts == list(range(0, 100, 3))
 
 
 def test_an_error_is_raised_once_no_piece_is_running():
@@ -75,3 +90,29 @@ def test_gradients_are_the_same_to_the_bit_for_any_number_of_threads(name, shape
         torch.set_num_threads(threads)
         found.append(gradients(model, vector.flatten(model), batches))
     assert all(torch.equal(rows, found[0]) for rows in found)
+
+
+def blas_threads() -> int:
+    return max(library["num_threads"] for library in OPENBLAS.info())
+
+
+@pytest.fixture
+def _two_blas_threads() -> Iterator[None]:
+    if not OPENBLAS.info():
+        pytest.skip("numpy uses another library here")
+    with OPENBLAS.limit(limits=2):
+        yield
+
+
+@pytest.mark.usefixtures("_two_blas_threads")
+@pytest.mark.parametrize("d", [1, 1000])
+def test_blas_has_one_thread_while_rules_compute_and_its_own_number_afterwards(d):
+    assert set(map_runs(lambda _: blas_threads(), d, width=1)) == {1}
+    assert blas_threads() == 2
+
+
+@pytest.mark.usefixtures("_two_blas_threads")
+def test_blas_gets_its_number_back_though_the_work_fails():
+    with pytest.raises(ZeroDivisionError):
+        map_runs(lambda _: 1 // 0, 10, width=1)
+    assert blas_threads() == 2

@@ -13,10 +13,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdout.data import files, formats
+from holdout.data import files
 from holdout.data.datasets import Dataset, load
-from holdout.data.files import read_known
-from holdout.data.formats import read_cifar, read_idx, read_npz
+from holdout.data.files import read_cifar, read_idx, read_known, read_npz
 from holdout.errors import DataError
 
 HERE = Path("a-file")
@@ -98,9 +97,9 @@ def test_a_wrong_idx_file_is_refused_saying_what_was_expected(idx, change, messa
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda _: b"", "layout is another"),
-        (lambda good: good[1:], "layout is another"),
-        (lambda good: good.replace(b"K\x05", b"K\x0a"), "layout is another"),
+        (lambda _: b"", "unexpected layout"),
+        (lambda good: good[1:], "unexpected layout"),
+        (lambda good: good.replace(b"K\x05", b"K\x0a"), "unexpected layout"),
         (lambda good: good.replace(b"(K\x05", b"(K\x05K\x05"), "2 rows; found 3 labels"),
         (lambda good: good.replace(b"M\x02\x00M", b"M\x03\x00M"), "3 rows; found 2 labels"),
         (lambda good: good.replace(b"T\x00\x18\0\0", b"T\x01\x18\0\0"), "6145 bytes of images"),
@@ -185,7 +184,7 @@ def test_a_wrong_npz_file_is_refused(tmp_path, npz, content, message):
 
 
 def test_an_npz_file_may_not_claim_more_than_the_bound(tmp_path, npz, monkeypatch):
-    monkeypatch.setattr(formats, "BYTES_MAX", 1000)
+    monkeypatch.setattr(files, "BYTES_MAX", 1000)
     path = tmp_path / "bomb.npz"
     path.write_bytes(npz(**npz_parts(x_train=np.zeros((1000, 1000), np.uint8))))
     with pytest.raises(DataError, match="at most 1000 bytes are read; its index claims 1000"):
