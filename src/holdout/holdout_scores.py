@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from holdout import parallel
+from holdout import device, parallel
 from holdout.data.datasets import Shard
 from holdout.ids import RoundNumber
 from holdout.learning import sparse
@@ -113,7 +113,7 @@ class HoldoutScores:
             for key, column in zip(places, columns, strict=True):
                 self._known[key].update(zip(silent, column, strict=True))
         found = [[self._known[key][voter] for key in keys] for voter in asked]
-        return torch.tensor(found, dtype=torch.float64).view(len(asked), len(updates))
+        return device.tensor(found, dtype=torch.float64).view(len(asked), len(updates))
 
     def combination_losses(
         self, directions: Tensor, coefficients: Tensor, voters: Sequence[int] | None = None
@@ -127,7 +127,7 @@ class HoldoutScores:
         if self._own_gradients is not None:
             return self._first_order(coefficients.double() @ directions.double(), asked)
         steps = -self._learning_rate * coefficients
-        result = torch.empty(len(asked), len(coefficients), dtype=torch.float64)
+        result = device.empty(len(asked), len(coefficients), dtype=torch.float64)
         parts = self._combinations.setdefault(directions, {})
 
         def score(place: int) -> None:
@@ -183,7 +183,7 @@ class HoldoutScores:
         return x, shard.y[rows]
 
     def _average(self, score: "_Score", count: int, voters: tuple[int, ...]) -> Tensor:
-        result = torch.empty(len(voters), count, dtype=torch.float64)
+        result = device.empty(len(voters), count, dtype=torch.float64)
         if voters not in self._pools:
             self._pools[voters] = _pool(
                 [self._voters[voter] for voter in voters], [self._rows[voter] for voter in voters]
@@ -243,7 +243,7 @@ def _pool(voters: Sequence[Voter], rows: Sequence[Tensor]) -> list[_Pool]:
 
 
 def _digest(update: Tensor) -> bytes:
-    return hashlib.sha256(update.contiguous().numpy().data).digest()
+    return hashlib.sha256(device.to_numpy(update.contiguous()).data).digest()
 
 
 def _compressed(worker: Voter) -> Sparse | None:

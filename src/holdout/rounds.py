@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from holdout import device
 from holdout.errors import InfeasibleError
 from holdout.ids import ProposalId, WorkerId
 from holdout.rules import Rule, RuleContext, mean
@@ -102,8 +103,10 @@ def _read(update: object, dimension: int) -> Tensor | ProposalFault:
     if update is None:
         return ProposalFault.MISSING
     # Of a sparse tensor, or one without values (device `meta`), not even the numbers can be read.
-    plain = isinstance(update, Tensor) and update.layout is torch.strided and update.is_cpu
-    if not isinstance(update, Tensor) or not plain or update.shape != (dimension,):
+    plain = isinstance(update, Tensor) and update.layout is torch.strided
+    if not isinstance(update, Tensor) or not plain or not device.is_here(update):
+        return ProposalFault.MISSHAPEN
+    if update.shape != (dimension,):
         return ProposalFault.MISSHAPEN
     if not update.is_floating_point():
         return ProposalFault.MISSHAPEN

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import TypeIs
 
+from holdout import device
 from holdout.data.datasets import Shard
 from holdout.holdout_scores import HoldoutScores
 from holdout.ids import ProposalId, RoundNumber, WorkerId
@@ -128,7 +129,7 @@ class HonestWorker:
         if count == len(rows):
             return rows
         seed = stream(self.seed, *purpose, self.worker_id).generator_seed()
-        order = torch.randperm(len(rows), generator=torch.Generator().manual_seed(seed))
+        order = device.randperm(len(rows), generator=device.generator(seed))
         return rows[order[:count]]
 
     def _samples(self, rows: Tensor) -> tuple[Tensor, Tensor]:

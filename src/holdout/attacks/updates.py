@@ -11,6 +11,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
+from holdout import device
 from holdout.attacks.search import inflate
 from holdout.attacks.view import Lie, View
 from holdout.errors import ModelError
@@ -109,7 +110,7 @@ class Permute:
         """The same vector from every Byzantine proposer."""
         target, hidden, incoming = _honest_step(view)
         units = len(hidden[0])
-        order = torch.randperm(units, generator=view.generator())
+        order = device.randperm(units, generator=view.generator())
         for part in hidden:
             part.copy_(part[order])
         # Behind a flatten, each unit feeds a run of as many inputs as it has pixels.
@@ -126,7 +127,7 @@ class Gaussian:
 
     def __call__(self, view: View) -> Lie:
         """Independent normal noise of deviation `scale` per coordinate."""
-        noise = torch.randn(view.count, len(view.weights), generator=view.generator())
+        noise = device.randn(view.count, len(view.weights), generator=view.generator())
         return Lie(self.scale * noise)
 
 
@@ -175,13 +176,13 @@ class NotANumber:
         partly = view.mean.clone()
         partly[0] = math.nan
         kinds = [
-            torch.full((d,), math.nan),
-            torch.full((d,), math.inf),
-            torch.full((d,), -math.inf),
-            torch.full((d,), largest),
-            torch.full((d,), -largest),
+            device.full((d,), math.nan),
+            device.full((d,), math.inf),
+            device.full((d,), -math.inf),
+            device.full((d,), largest),
+            device.full((d,), -largest),
             partly,
-            torch.zeros(d + 1),
+            device.zeros(d + 1),
             None,
         ]
         return Lie([kinds[i % len(kinds)] for i in range(view.count)])

@@ -12,6 +12,7 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
+from holdout import device
 from holdout.ids import RoundNumber
 from holdout.seeds import Stream
 
@@ -68,7 +69,7 @@ class View:
 
     def generator(self) -> torch.Generator:
         """A generator for noise, decided by the seed and the round."""
-        return torch.Generator().manual_seed(self.source.generator_seed())
+        return device.generator(self.source.generator_seed())
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -20,6 +20,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from holdout import device
 from holdout.data import download
 from holdout.data.download import MNIST, MNIST_5K, SOURCES, Source
 from holdout.data.files import (
@@ -274,7 +275,7 @@ def _images(name: str, part: str, x: NDArray[np.generic]) -> Tensor:
         rows /= 255
     if x.ndim == 3:  # noqa: PLR2004
         rows = rows[:, np.newaxis]
-    return torch.from_numpy(rows)
+    return device.from_numpy(rows)
 
 
 def _labels(name: str, part: str, y: NDArray[np.generic]) -> Tensor:
@@ -282,7 +283,7 @@ def _labels(name: str, part: str, y: NDArray[np.generic]) -> Tensor:
         raise DataError(f"{name}: {part} needs whole numbers; got type {y.dtype}")
     if y.ndim == 2 and y.shape[1] == 1:  # noqa: PLR2004
         y = y[:, 0]  # A column, as Keras hands labels out.
-    return torch.from_numpy(y.astype(np.int64))
+    return device.from_numpy(y.astype(np.int64))
 
 
 def _check_part(name: str, part: str, x: Tensor, y: Tensor, classes: int) -> None:

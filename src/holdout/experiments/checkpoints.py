@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from holdout import results
+from holdout import device, results
 from holdout.errors import RunFolderError
 from holdout.experiments.plan import ExperimentPlan
 from holdout.experiments.resolve_names import is_decentralized
@@ -41,11 +41,15 @@ def to_checkpoint(place: Place, environment: Mapping[str, Any]) -> Checkpoint:
             "weights": state.weights,
             "velocity": state.velocity,
             "last_honest": state.last_honest,
+            **{f"{RULE}{name}": tensor for name, tensor in state.rule_state.items()},
+            **{
+                f"{WORKER}{worker}/{name}": tensor
+                for worker, kept in state.worker_states.items()
+                for name, tensor in kept.items()
+            },
         }
-        arrays = {name: tensor.numpy() for name, tensor in tensors.items() if tensor is not None}
-        arrays |= {f"{RULE}{name}": kept.numpy() for name, kept in state.rule_state.items()}
-        for worker, kept in state.worker_states.items():
-            arrays |= {f"{WORKER}{worker}/{name}": tensor.numpy() for name, tensor in kept.items()}
+        found = {name: tensor for name, tensor in tensors.items() if tensor is not None}
+        arrays = {name: device.to_numpy(tensor) for name, tensor in found.items()}
         arrays |= chain_arrays(state)
     return Checkpoint(meta, arrays)
 
@@ -59,7 +63,7 @@ def restore(checkpoint: Checkpoint | None) -> Place:
         if "round" not in meta:
             return Place(int(meta["curve"]))
         tensors = {
-            name: torch.from_numpy(checkpoint.arrays[name])
+            name: device.from_numpy(checkpoint.arrays[name])
             for name in ("weights", "velocity", "last_honest")
             if name in checkpoint.arrays
         }
@@ -80,7 +84,7 @@ def restore(checkpoint: Checkpoint | None) -> Place:
 
 def _rule_state(arrays: Arrays) -> dict[str, torch.Tensor]:
     return {
-        name.removeprefix(RULE): torch.from_numpy(array)
+        name.removeprefix(RULE): device.from_numpy(array)
         for name, array in arrays.items()
         if name.startswith(RULE)
     }
@@ -91,7 +95,7 @@ def _worker_states(arrays: Arrays) -> dict[WorkerId, dict[str, torch.Tensor]]:
     for name, array in arrays.items():
         if name.startswith(WORKER):
             worker, _, kept = name.removeprefix(WORKER).partition("/")
-            states.setdefault(WorkerId(int(worker)), {})[kept] = torch.from_numpy(array)
+            states.setdefault(WorkerId(int(worker)), {})[kept] = device.from_numpy(array)
     return states
 
 

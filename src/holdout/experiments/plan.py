@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from holdout import device
 from holdout.attacks import Attack
 from holdout.config import Config, parse
 from holdout.data.datasets import Dataset, Shard, dataset_from, load, standardised
@@ -65,7 +66,7 @@ class ExperimentPlan:
         config, dataset = self.config, self.dataset
         rows = partition(
             config.data.partition,
-            dataset.y_train.numpy(),
+            device.to_numpy(dataset.y_train),
             workers=config.federation.workers,
             samples_per_worker=config.data.samples_per_worker,
             classes=dataset.classes,
@@ -81,7 +82,7 @@ class ExperimentPlan:
         for number, rows_of_one in enumerate(rows):
             worker_id = WorkerId(number)
             labels = poisoned if worker_id in byzantine else dataset.y_train
-            shard = Shard(dataset.x_train, labels, torch.from_numpy(rows_of_one))
+            shard = Shard(dataset.x_train, labels, device.from_numpy(rows_of_one))
             worker = HonestWorker(worker_id, model, shard, recipe, seed)
             honest = worker_id not in byzantine
             workers.append(self._custom_worker(worker) if honest else worker)

@@ -8,9 +8,9 @@ from functools import partial
 from types import MappingProxyType
 from typing import Any, get_type_hints
 
-import torch
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
+from holdout import device
 from holdout.attacks import ATTACKS, BALLOT_ATTACKS, Attack, BallotAttack
 from holdout.config import Config, Parsed
 from holdout.data.datasets import NAMES
@@ -176,7 +176,7 @@ class Lookups:
         if f >= Fraction(1, 2):  # Refused already, whatever the rule.
             return
         try:
-            function(torch.zeros(n, 1), f=tolerated_count(n, f))
+            function(device.zeros(n, 1), f=tolerated_count(n, f))
         except InfeasibleError as error:
             self.problems.append(
                 f"experiment.rules = {rule!r}: infeasible with federation.proposers = {n} and "

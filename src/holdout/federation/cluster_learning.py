@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from holdout import device
 from holdout.agreement import aggregate, counting
 from holdout.agreement.events import Combine, Judge, Propose
 from holdout.agreement.params import Params, TallyRule
@@ -251,12 +252,12 @@ class _WorkerLearning:
 
 def to_payload(vector: Tensor) -> bytes:
     """An update or a model as it travels."""
-    return aggregate.canonical(vector.detach().float().contiguous().numpy())
+    return aggregate.canonical(device.to_numpy(vector.float().contiguous()))
 
 
 def from_payload(data: bytes) -> Tensor:
     """The numbers of a payload."""
-    return torch.from_numpy(np.frombuffer(data, np.dtype("<f4")).astype(np.float32))
+    return device.from_numpy(np.frombuffer(data, np.dtype("<f4")).astype(np.float32))
 
 
 def _bounded(update: Tensor, radius: float) -> Tensor:
@@ -292,7 +293,7 @@ def _distinct(received: Sequence[object], params: Params) -> list[bytes | None]:
 
 
 def _is_vector(update: Tensor) -> bool:
-    plain = update.layout is torch.strided and update.is_cpu
+    plain = update.layout is torch.strided and device.is_here(update)
     return plain and update.is_floating_point() and update.ndim == 1
 
 

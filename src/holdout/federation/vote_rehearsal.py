@@ -18,6 +18,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from holdout import device
 from holdout.federation.electorate import Electorate, Marks, VoterScores
 from holdout.holdout_scores import HoldoutScores
 from holdout.ids import ProposalId, WorkerId
@@ -124,7 +125,7 @@ class DeployedVote:
         """What voters think of the honest updates, (voters, updates)."""
         if not self.honest:
             count = scores.voter_count if voters is None else len(voters)
-            return torch.empty(count, 0, dtype=torch.float64)
+            return device.empty(count, 0, dtype=torch.float64)
         updates = zip(self.honest.values(), self._norms, strict=True)
         shrunk = torch.stack([shrink(u, length, radius) for u, length in updates])
         return scores.losses(shrunk, voters)
@@ -133,7 +134,7 @@ class DeployedVote:
         self, scores: HoldoutScores, radius: float, voters: Sequence[int]
     ) -> Tensor:
         """The same where further radii will be asked for: those then cost little."""
-        lengths = torch.tensor(self._norms, dtype=torch.float64)
+        lengths = device.tensor(self._norms, dtype=torch.float64)
         scales = torch.where(lengths <= radius, 1.0, radius / lengths).float()
         return scores.scaled_losses(self._stacked, scales[None], voters)[:, 0]
 
@@ -146,7 +147,7 @@ class DeployedVote:
             for length, radius in zip(lengths, radii, strict=True)
         ]
         rows = [[scale, scale * s] for scale, s in zip(scales, strengths, strict=True)]
-        return _Line(torch.stack([base, direction]), torch.tensor(rows), radii)
+        return _Line(torch.stack([base, direction]), device.tensor(rows), radii)
 
     def _settled_ballots(self) -> dict[WorkerId, object] | None:
         """What Byzantine voters send; None if one of them looks at losses first."""

@@ -13,10 +13,10 @@ from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
-import torch
 from flwr.app import Array, ArrayRecord, RecordDict
 from torch import Tensor
 
+from holdout import device
 from holdout.errors import ModelError
 from holdout.flower.exchange import ReplyFault
 
@@ -94,7 +94,7 @@ class Layout:
             with np.errstate(over="ignore", invalid="ignore"):
                 vector[start : start + part.size] = part.reshape(-1)
             start += part.size
-        return torch.from_numpy(vector)
+        return device.from_numpy(vector)
 
     def flatten(self, arrays: ArrayRecord) -> Tensor:
         """The vector (d,) of the server's arrays."""
@@ -106,7 +106,7 @@ class Layout:
 
     def fill(self, vector: Tensor, others: Mapping[str, Array]) -> ArrayRecord:
         """The arrays that a vector stands for; those that are not part of it come from `others`."""
-        numbers = vector.numpy()
+        numbers = device.to_numpy(vector)
         filled: dict[str, Array] = {}
         start = 0
         for name, shape, dtype in zip(self.names, self.shapes, self.dtypes, strict=True):

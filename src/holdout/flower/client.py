@@ -14,6 +14,7 @@ import torch
 from flwr.app import Context, Message, RecordDict
 from torch import Tensor, nn
 
+from holdout import device
 from holdout.data.datasets import Shard
 from holdout.errors import ModelError, UserError
 from holdout.flower.arrays import Layout
@@ -91,7 +92,7 @@ def vote(
     candidates = call.stacked if order is None else call.stacked[:, order].contiguous()
     worker = message.metadata.dst_node_id if worker_id is None else worker_id
     recipe = Recipe(1, 1, call.holdout_samples or len(x))
-    shard = Shard(x, y, torch.arange(len(x)))
+    shard = Shard(x, y, device.arange(len(x)))
     # The samples are drawn as every worker draws them.
     rows = HonestWorker(WorkerId(worker), model, shard, recipe, seed).holdout_rows(
         RoundNumber(call.round)
@@ -135,9 +136,9 @@ def _columns(layout: Layout, model: nn.Module) -> Tensor | None:
         )
     if [name for name, _ in sent] == list(own):
         return None
-    ends = torch.tensor([math.prod(shape) for _, shape in sent]).cumsum(0).tolist()
+    ends = device.tensor([math.prod(shape) for _, shape in sent]).cumsum(0).tolist()
     spans = {
-        name: torch.arange(end - math.prod(shape), end)
+        name: device.arange(end - math.prod(shape), end)
         for (name, shape), end in zip(sent, ends, strict=True)
     }
     return torch.cat([spans[name] for name in own])

@@ -9,6 +9,7 @@ from typing import Any, Literal
 import torch
 from flwr.app import Message, Metadata
 
+from holdout import device
 from holdout.custom_code import checked_copy, private_copy
 from holdout.errors import InfeasibleError
 from holdout.flower.base import CheckedStrategy, count_problems, timeout_problems
@@ -252,7 +253,7 @@ class Robust(CheckedStrategy):
         # Even if every proposer sends a valid update.
         try:
             rule(
-                torch.zeros(self.num_proposers, 1),
+                device.zeros(self.num_proposers, 1),
                 f=tolerated_count(self.num_proposers, self._exact_fraction()),
             )
         except InfeasibleError as error:

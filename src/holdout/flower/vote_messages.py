@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Self
 
-import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from torch import Tensor
 
+from holdout import device
 from holdout.flower.arrays import Layout
 from holdout.ids import ProposalId
 from holdout.voting import Gate, Terms
@@ -63,7 +63,7 @@ class VoteCall:
             }
         )
         records: dict[str, ArrayRecord | ConfigRecord | MetricRecord] = {
-            _CANDIDATES: ArrayRecord({_STACKED: Array(self.stacked.numpy())}),
+            _CANDIDATES: ArrayRecord({_STACKED: Array(device.to_numpy(self.stacked))}),
             _VOTE: settings,
             self.config_key: self.config,
         }
@@ -82,7 +82,7 @@ class VoteCall:
         config_key = str(settings["config-key"])
         return cls(
             layout=Layout.from_json(str(settings["layout"])),
-            stacked=torch.from_numpy(content.array_records[_CANDIDATES][_STACKED].numpy()),
+            stacked=device.from_numpy(content.array_records[_CANDIDATES][_STACKED].numpy()),
             terms=Terms(
                 Fraction(str(settings["byzantine-fraction"])), gate=Gate(gate) if gate else None
             ),

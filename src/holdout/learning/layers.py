@@ -20,6 +20,8 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F  # noqa: N812
 
+from holdout import device
+
 ELEMENTWISE = (nn.ReLU, nn.Tanh, nn.Sigmoid, nn.Identity)
 FLAT, IMAGE = 2, 4
 """Dimensions of a batch of vectors, and of images."""
@@ -85,7 +87,7 @@ def steps(model: nn.Module, shape: tuple[int, ...]) -> tuple[Step, ...] | None:
     modules = _layers(model)
     if modules is None:
         return None
-    h = torch.zeros(1, *shape)
+    h = device.zeros(1, *shape)
     row: list[Step] = []
     start = 0
     with torch.no_grad():

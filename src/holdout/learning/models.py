@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
+from holdout import device
 from holdout.errors import ModelError
 
 T = TypeVar("T")
@@ -114,7 +115,7 @@ def _check_state(model: nn.Module) -> None:
 
 def _check_function(model: nn.Module, shape: tuple[int, ...], classes: int) -> None:
     """The logits of a sample depend on the weights and that sample, on nothing else."""
-    x = torch.randn(2, *shape)
+    x = device.randn(2, *shape)
     with torch.no_grad():
         before = torch.get_rng_state()
         model.train()

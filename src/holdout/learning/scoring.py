@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
-from holdout import parallel
+from holdout import device, parallel
 from holdout.errors import MisuseError
 from holdout.learning import layers, vector
 from holdout.learning.layers import Affine, Step
@@ -71,7 +71,7 @@ def takes_sparse(model: nn.Module, shape: tuple[int, ...]) -> bool:
 def sample_losses(model: nn.Module, candidates: Tensor, x: Samples, y: Tensor) -> Tensor:
     """The cross-entropy of each candidate on each sample, (m, s); what is NaN counts as +inf."""
     _check(model, candidates, x, y)
-    losses = torch.empty(len(candidates), len(x))
+    losses = device.empty(len(candidates), len(x))
     plan = _plan(model, tuple(x.shape[1:]))
     if isinstance(x, Sparse) and not (plan and plan.takes_sparse):
         x = x.dense()
@@ -114,7 +114,7 @@ class Combinations:
                 f"each candidate needs a coefficient for each of {len(directions)} directions; "
                 f"got coefficients of shape {tuple(coefficients.shape)}"
             )
-        losses = torch.empty(len(coefficients), len(self._y))
+        losses = device.empty(len(coefficients), len(self._y))
         plan = self._plan
         with torch.no_grad():
             if plan is not None and self._pays(plan.first, len(coefficients)):
@@ -140,7 +140,7 @@ class Combinations:
         return len(self._base) <= fan_in and (kept or few)
 
     def _combine(self, plan: _Plan, coefficients: Tensor, losses: Tensor) -> None:
-        mix = torch.cat([torch.ones(len(coefficients), 1), coefficients], dim=1)
+        mix = torch.cat([device.ones(len(coefficients), 1), coefficients], dim=1)
         later = self._base[:, plan.first.stop :]
         apply = self._first_layer(plan)
         for rows in _chunks(len(mix), later.shape[1], plan.widest):
@@ -170,10 +170,10 @@ class Combinations:
         samples, width = len(self._y), plan.first.width
         if not 0 < count * samples * width <= KEPT_FLOATS:
             return apply
-        kept = torch.empty(count, samples, width)
+        kept = device.empty(count, samples, width)
         if images:
             shape = (samples, *first(slice(0, 1)).shape[1:])
-            kept = torch.empty(shape, memory_format=torch.channels_last)
+            kept = device.empty(shape, memory_format=torch.channels_last)
 
         def fill(block: slice) -> None:
             with torch.no_grad():
@@ -187,7 +187,7 @@ class Combinations:
 def _mixer(first: Affine, shares: Tensor) -> Callable[[Tensor], Tensor]:
     """From what the first layer gives for each direction to what it gives for each candidate."""
     if isinstance(first.module, nn.Conv2d):
-        kernels = torch.kron(shares, torch.eye(first.module.out_channels))[:, :, None, None]
+        kernels = torch.kron(shares, device.eye(first.module.out_channels))[:, :, None, None]
         kernels = kernels.contiguous(memory_format=torch.channels_last)
         return lambda z: F.conv2d(z, kernels)
     return lambda z: (shares @ z.flatten(1)).view(len(shares), *z.shape[1:]).transpose(1, 2)
@@ -218,7 +218,7 @@ def _direct(first: Affine, vectors: Tensor) -> Callable[[Tensor], Tensor]:
     """The first layers of all vectors as one layer, which has the outputs of all."""
     weight = first.weight(vectors).flatten(0, 1)
     bias = first.bias(vectors)
-    bias = torch.zeros(len(weight)) if bias is None else bias.flatten()
+    bias = device.zeros(len(weight)) if bias is None else bias.flatten()
     if isinstance(first.module, nn.Conv2d):
         kernels = weight.contiguous(memory_format=torch.channels_last)
         return lambda h: first.convolve(

@@ -17,6 +17,8 @@ from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 from torch.utils.weak import WeakTensorKeyDictionary
 
+from holdout import device
+
 SHARE_MAX = 0.5
 """With more than this share of a sample standing out, the full product is about as fast."""
 
@@ -61,7 +63,7 @@ class Sparse:
     def take(self, rows: Tensor) -> "Sparse":
         """The samples in those rows, in that order."""
         begins, ends = self.starts[rows], self.starts[rows + 1]
-        starts = torch.zeros(len(rows) + 1, dtype=torch.int64)
+        starts = device.zeros(len(rows) + 1, dtype=torch.int64)
         torch.cumsum(ends - begins, 0, out=starts[1:])
         shape = torch.Size((len(rows), *self.shape[1:]))
         if len(rows) == 0:
@@ -73,16 +75,16 @@ class Sparse:
         lasts = torch.cat([ends[:-1][is_cut], ends[-1:]])
         runs = list(map(slice, firsts.tolist(), lasts.tolist()))
         columns, values = (
-            torch.from_numpy(np.concatenate([numbers[run] for run in runs]))
-            for numbers in (self.columns.numpy(), self.values.numpy())
+            device.from_numpy(np.concatenate([numbers[run] for run in runs]))
+            for numbers in (device.to_numpy(self.columns), device.to_numpy(self.values))
         )
         return Sparse(shape, self.background, starts, columns, values)
 
     def dense(self) -> Tensor:
         """The samples in full."""
         width = self.shape[1:].numel()
-        full = torch.zeros(len(self), width + 1)
-        rows = torch.repeat_interleave(torch.arange(len(self)), self.starts.diff())
+        full = device.zeros(len(self), width + 1)
+        rows = torch.repeat_interleave(device.arange(len(self)), self.starts.diff())
         full[rows, self.columns.long()] = self.values
         return full[:, :width].add_(self.background).view(self.shape)
 
@@ -103,7 +105,7 @@ class Table:
 
     def __call__(self, samples: Sparse) -> Tensor:
         """What each layer gives for each sample, (m, outputs, n): a view, the samples first."""
-        z = torch.empty(len(samples), *self._shape)
+        z = device.empty(len(samples), *self._shape)
         starts = samples.starts[:-1].int()
         columns = torch.split(z.flatten(1), TABLE_COLUMNS, dim=1)
         for target, part in zip(columns, self._parts, strict=True):
@@ -161,13 +163,13 @@ def _compress(x: Tensor) -> Sparse | None:
         if room < 0:
             return None
         # The column of ones comes first in each sample, whatever its number.
-        marked = torch.cat([torch.ones(len(block), 1, dtype=torch.bool), apart], dim=1)
-        columns = torch.arange(-1, flat.shape[1], dtype=torch.int32).expand(marked.shape)[marked]
+        marked = torch.cat([device.ones(len(block), 1, dtype=torch.bool), apart], dim=1)
+        columns = device.arange(-1, flat.shape[1], dtype=torch.int32).expand(marked.shape)[marked]
         columns[columns < 0] = flat.shape[1]
-        differences = torch.cat([torch.ones(len(block), 1), block - background], dim=1)[marked]
+        differences = torch.cat([device.ones(len(block), 1), block - background], dim=1)[marked]
         if not differences.isfinite().all():
             return None
         parts.append((counts + 1, columns, differences))
     counts, columns, values = (torch.cat(part) for part in zip(*parts, strict=True))
-    starts = torch.cat([torch.zeros(1, dtype=torch.int64), counts.cumsum(0)])
+    starts = torch.cat([device.zeros(1, dtype=torch.int64), counts.cumsum(0)])
     return Sparse(x.shape, background, starts, columns, values)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
-from holdout import parallel
+from holdout import device, parallel
 from holdout.errors import MisuseError
 from holdout.learning import layers, vector
 from holdout.learning.layers import Affine, Step
@@ -45,7 +45,7 @@ def gradients(model: nn.Module, weights: Tensor, batches: Sequence[Batch]) -> Te
     if any(len(y) == 0 or len(x) != len(y) for x, y in batches):
         raise MisuseError("a batch needs at least one sample, and a label for each of them")
     weights = weights.detach()
-    rows = torch.empty(len(batches), d)
+    rows = device.empty(len(batches), d)
     if not batches:
         return rows
     steps = layers.steps(model, tuple(batches[0][0].shape[1:]))
@@ -124,7 +124,7 @@ def _joint_gradients(
     """
     sizes = [len(y) for _, y in batches]
     labels = torch.cat([y for _, y in batches])
-    share = torch.cat([torch.full((size,), 1 / size) for size in sizes])
+    share = torch.cat([device.full((size,), 1 / size) for size in sizes])
     inputs: list[tuple[Affine, Sequence[Tensor]]] = []
     outputs: list[Tensor] = []
     # Until the first weights the batches stay apart: joining them would copy all samples.

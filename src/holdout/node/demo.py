@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from holdout import device
 from holdout.attacks import ATTACKS, Attack, DeployedRule, Lie, View
 from holdout.data.datasets import Shard, load
 from holdout.data.partition import partition
@@ -61,13 +62,13 @@ def make_worker(
     dataset = load(DATA)
     rows = partition(
         "iid",
-        dataset.y_train.numpy(),
+        device.to_numpy(dataset.y_train),
         workers=members,
         samples_per_worker=samples,
         classes=classes,
         seed=seed,
     )[member]
-    shard = Shard(dataset.x_train, dataset.y_train, torch.from_numpy(rows))
+    shard = Shard(dataset.x_train, dataset.y_train, device.from_numpy(rows))
     recipe = Recipe(batch_size, 1, holdout_samples)
     return DemoWorker(WorkerId(member), model, shard, recipe, seed, dataset.x_test, dataset.y_test)
 

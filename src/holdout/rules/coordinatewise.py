@@ -12,9 +12,9 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import torch
 from torch import Tensor
 
+from holdout import device
 from holdout.parallel import map_runs
 from holdout.rules.rule import ANY_NUMBER, HONEST_MAJORITY, admit
 
@@ -99,7 +99,7 @@ def mean_of_nearest(updates: Tensor, *, count: int) -> Tensor:
 
 def _by_blocks(updates: Tensor, summarise: Callable[[Array, Array], Array]) -> Tensor:
     """Apply `summarise(block, spare row)` to a scratch copy of each block of coordinates."""
-    values: Array = updates.cpu().numpy()
+    values: Array = device.to_numpy(updates)
     n, d = values.shape
     width = min(d, _BLOCK)
     result = np.empty(d, dtype=values.dtype)
@@ -117,7 +117,7 @@ def _by_blocks(updates: Tensor, summarise: Callable[[Array, Array], Array]) -> T
                 result[start:stop] = summarise(block, spare)
 
     map_runs(work, d, width)
-    return torch.from_numpy(result).to(updates.device)
+    return device.from_numpy(result, like=updates)
 
 
 def _ordered(block: Array, spare: Array, wanted: range) -> list[Array]:

@@ -21,6 +21,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from holdout import device
 from holdout.parallel import map_runs
 from holdout.rules.coordinatewise import mean_of_nearest
 from holdout.rules.rule import Needs, admit
@@ -97,14 +98,14 @@ def multi_krum(updates: Tensor, *, f: int) -> Tensor:
     """
     first, *others = multi_krum_choice(updates, f=f)
     # By numpy and in blocks: torch's threads take twice as long to meet as the sums take.
-    values = updates.detach().cpu().numpy()
+    values = device.to_numpy(updates)
     total = values[first].copy()
     with np.errstate(invalid="ignore", over="ignore"):
         for start in range(0, len(total), _BLOCK):
             block = slice(start, start + _BLOCK)
             for index in others:
                 total[block] += values[index, block]
-    return torch.from_numpy(total).div_(1 + len(others)).to(updates.device)
+    return device.from_numpy(total, like=updates).div_(1 + len(others))
 
 
 def multi_krum_choice(updates: Tensor, *, f: int) -> tuple[int, ...]:
@@ -221,7 +222,7 @@ def centred_gram(
 
     `products` is the type in which those of one block of coordinates are computed.
     """
-    values, origin = updates.cpu().numpy(), centre.cpu().numpy()
+    values, origin = device.to_numpy(updates), device.to_numpy(centre)
     n, d = values.shape
     half, width = -(-n // 2), _width(n, d)
 
@@ -322,7 +323,7 @@ def central_row(updates: Tensor) -> Tensor | None:
     spread = np.median(np.where(np.isnan(distances), np.inf, distances), axis=1)
     for index in np.argsort(spread, kind="stable"):
         # numpy takes a tenth of torch's time for a single row.
-        if np.isfinite(updates[index].cpu().numpy()).all():
+        if np.isfinite(device.to_numpy(updates[index])).all():
             return updates[index]
     return None
 
@@ -330,5 +331,5 @@ def central_row(updates: Tensor) -> Tensor | None:
 def _probe(updates: Tensor) -> Matrix:
     """A few coordinates of every row, spread evenly."""
     stride = max(updates.shape[1] // _PROBE, 1)
-    probe: Matrix = updates[:, ::stride].double().cpu().numpy()
+    probe: Matrix = device.to_numpy(updates[:, ::stride].double())
     return probe

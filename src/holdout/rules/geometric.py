@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from holdout import device
 from holdout.parallel import keep_blas_to_one_thread, map_runs
 from holdout.rules.distance import Matrix, central_row, centred_gram, distances_from_gram
 from holdout.rules.rule import HONEST_MAJORITY, admit
@@ -49,7 +50,7 @@ def geometric_median(updates: Tensor, *, f: int) -> Tensor:
         return torch.full_like(updates[0], torch.nan)
     gram = centred_gram(updates, centre)
     kept = np.flatnonzero(np.isfinite(gram.diagonal()))
-    rows = updates if len(kept) == len(updates) else updates[torch.from_numpy(kept)]
+    rows = updates if len(kept) == len(updates) else updates[device.from_numpy(kept)]
     gram = gram[np.ix_(kept, kept)]
     held = _update_of_least_sum(distances_from_gram(rows, gram))
     if held is not None:
@@ -99,7 +100,7 @@ def _weights(gram: Matrix) -> Matrix:
 
 def _combined(updates: Tensor, centre: Tensor, weights: Matrix) -> Tensor:
     """Return `centre + Σ weights[i] (updates[i] - centre)`, summed in float64."""
-    values, origin = updates.cpu().numpy(), centre.cpu().numpy()
+    values, origin = device.to_numpy(updates), device.to_numpy(centre)
     result = np.empty_like(origin)
     own = 1 - weights.sum()
 
@@ -109,4 +110,4 @@ def _combined(updates: Tensor, centre: Tensor, weights: Matrix) -> Tensor:
             result[block] = weights @ values[:, block].astype(np.float64) + own * origin[block]
 
     map_runs(work, len(origin), _BLOCK)
-    return torch.from_numpy(result).to(updates.device)
+    return device.from_numpy(result, like=updates)

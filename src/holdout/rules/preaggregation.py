@@ -7,6 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from holdout import device
 from holdout.parallel import map_runs
 from holdout.rules.distance import squared_distances
 from holdout.rules.rule import ANY_NUMBER, HONEST_MAJORITY, admit
@@ -40,10 +41,10 @@ def nnm(updates: Tensor, *, f: int) -> Tensor:
     nearest = np.argsort(distances, axis=1, kind="stable")[:, : n - f]
     shares = np.zeros((n, n))
     np.put_along_axis(shares, nearest, 1 / (n - f), axis=1)
-    finite = updates.isfinite().all(dim=1).cpu().numpy()
+    finite = device.to_numpy(updates.isfinite().all(dim=1))
     # Zero times infinity is not zero: rows that are not finite are mixed by hand.
     spoilt = (shares[:, ~finite] > 0).any(axis=1)
-    values = updates.cpu().numpy()
+    values = device.to_numpy(updates)
     mixed = np.empty_like(values)
 
     def work(starts: range) -> None:
@@ -53,7 +54,7 @@ def nnm(updates: Tensor, *, f: int) -> Tensor:
 
     map_runs(work, values.shape[1], min(values.shape[1], _BLOCK))
     mixed[spoilt] = np.nan
-    return torch.from_numpy(mixed).to(updates.device)
+    return device.from_numpy(mixed, like=updates)
 
 
 def clipping(updates: Tensor, *, f: int, radius: float = CLIPPING_RADIUS) -> Tensor:

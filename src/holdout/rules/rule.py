@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from holdout import device
 from holdout.custom_code import Kept, takes
 from holdout.errors import InfeasibleError, MisuseError
 from holdout.ids import RoundNumber
@@ -112,7 +113,7 @@ class RuleContext:
 
     def generator(self) -> torch.Generator:
         """A generator for noise, decided by the seed and the round."""
-        return torch.Generator().manual_seed(self.source.generator_seed())
+        return device.generator(self.source.generator_seed())
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import load as load_tensors
 from safetensors.numpy import save as save_tensors
 
+from holdout import device
 from holdout.agreement import aggregate
 from holdout.errors import UserError
 from holdout.node.membership.genesis import ModelSection, TensorShape
@@ -28,7 +29,7 @@ def first_model(
 
     factory: Any = MODELS[name] if name in MODELS else resolve(name)
     module = build(factory, shape, classes, seed=stream(seed, "weights").generator_seed())
-    tensors = {key: p.detach().numpy() for key, p in module.named_parameters()}
+    tensors = {key: device.to_numpy(p) for key, p in module.named_parameters()}
     return describe_model(name, tensors)
 
 

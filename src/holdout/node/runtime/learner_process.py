@@ -19,6 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from holdout import device
 from holdout.agreement import aggregate
 from holdout.dotted import resolve
 from holdout.errors import HoldoutError, PluginError, UserError
@@ -128,7 +129,7 @@ def build_model(network: Network) -> nn.Module:
 def _answer(
     worker: Worker, dimension: int, header: dict[str, Any], body: bytes
 ) -> tuple[dict[str, Any], bytes]:
-    vectors = torch.from_numpy(np.frombuffer(body, "<f4").copy()).view(-1, dimension)
+    vectors = device.from_numpy(np.frombuffer(body, "<f4").copy()).view(-1, dimension)
     weights = vectors[0]
     match header["job"]:
         case "propose":
@@ -149,7 +150,7 @@ def _propose(
     )
     if not isinstance(update, Tensor) or update.shape != weights.shape:
         raise PluginError(f"propose must return a vector of {len(weights)} numbers")
-    values = update.detach().float().numpy()
+    values = device.to_numpy(update.float())
     if not np.isfinite(values).all():
         raise PluginError("propose returned numbers that are not finite")
     return {}, aggregate.canonical(values)
