@@ -14,11 +14,13 @@ from holdout.agreement import sizing
 from holdout.agreement.codec import digest
 from holdout.agreement.guarantees import committee_odds, limits, shortfalls
 from holdout.agreement.keys import SimulatedKeys
+from holdout.agreement.messages import WORKERS_MAX
 from holdout.agreement.params import Mode, RoleDraw
 from holdout.agreement.sizing import CommitteeSize, Risk, Voters, sizes
 from holdout.agreement.sortition import Role, alpha, drawn, shuffled
 from holdout.agreement.tails import binomial, hypergeometric
 from holdout.errors import InfeasibleError, UserError
+from holdout.voting.odds import hypergeometric_tail
 
 # The tables are for an unbiased seed.
 STRICT = Risk(rounds=1000, safety=1e-6, progress=1e-3, seed_bias=1)
@@ -251,6 +253,17 @@ def test_hypergeometric_tails_agree_with_scipy(population, data):
     law, known = hypergeometric(population, marked, size), stats.hypergeom(population, marked, size)
     assert law.at_most(count) == pytest.approx(known.cdf(count), rel=1e-6, abs=1e-14)
     assert law.at_least(count) == pytest.approx(known.sf(count - 1), rel=1e-6, abs=1e-14)
+
+
+@settings(max_examples=60)
+@given(st.integers(1, WORKERS_MAX), st.data())
+def test_a_law_laid_out_whole_has_the_tails_that_are_summed_one_at_a_time(population, data):
+    marked = data.draw(st.integers(0, population))
+    size = data.draw(st.integers(0, population))
+    count = data.draw(st.integers(-1, size + 1))
+    tail = hypergeometric_tail(workers=population, byzantine=marked, drawn=size, at_least=count)
+    law = hypergeometric(population, marked, size)
+    assert law.at_least(count) == pytest.approx(tail, rel=1e-11, abs=1e-38)
 
 
 @given(st.integers(0, 40), st.integers(0, 40), st.floats(1e-9, 0.5))

@@ -1,9 +1,13 @@
-"""Tails of the binomial and the hypergeometric law, without a library of statistics.
+"""The binomial and the hypergeometric law, without a statistics library.
 
-A law is laid out from its mode outwards by the ratio of neighbouring probabilities, all positive,
-and divided by their sum. Nothing is subtracted and no logarithm is taken, so a tail of 1e-12 has
-as many good digits (about 13) as one of 1/2. Terms far below any probability that a plan asks for
-are left out.
+A law is laid out from its mode outwards by the ratio of neighbouring probabilities, all of them
+positive, and divided by their sum. Nothing is subtracted and no logarithm is taken, so a tail of
+1e-12 has as many good digits (about 13) as one of 1/2. Terms far below any probability that a plan
+asks for are left out.
+
+For one hypergeometric tail, `voting.odds.hypergeometric_tail` is more exact, and fast for any
+number of workers. A law is for sums over all counts and for quantiles: a search for a committee's
+size takes thousands of them, and with a law each is a walk instead of a bisection over tails.
 """
 
 import functools
