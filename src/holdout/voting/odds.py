@@ -86,7 +86,7 @@ def _probability(workers: int, byzantine: int, drawn: int, x: int) -> float:
 
 
 def _stirling_rest(n: int) -> float:
-    """log n! - (n log n - n)."""
+    """The part of log n! that n log n - n leaves out."""
     if n < SERIES_FROM:
         return math.log(math.factorial(n)) - (n * math.log(n) - n if n else 0)
     inverse = 1 / (n * n)
@@ -97,7 +97,7 @@ def _stirling_rest(n: int) -> float:
 
 
 def _deviance(count: int, product: int, workers: int) -> float:
-    """c log(c / e) - c + e, of a count c of which e = product / workers is expected."""
+    """How far a count c is from the expected e = product / workers: c log(c / e) - c + e."""
     expected = product / workers
     if count == 0:
         return expected
