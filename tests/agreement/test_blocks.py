@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from holdout.agreement import blocks, roots
+from holdout.agreement import blocks, headers
 from holdout.agreement.blocks import (
     Block,
     BlockKind,
@@ -41,10 +41,10 @@ def reason(net, block):
 def recommitted(block, **changes):
     """The block with another body, whose header commits to it: a leader can lie that far."""
     block = replace(block, **changes)
-    body = roots.body_roots(block.updates, block.ballots, block.evidence)
+    body = headers.body_roots(block.updates, block.ballots, block.evidence)
     names = ("updates_root", "ballots_root", "evidence_root")
     said = dict(zip(names, body, strict=True))
-    chosen = roots.selection_root(block.selection)
+    chosen = headers.selection_root(block.selection)
     header = replace(block.header, selection_root=chosen, **said)
     return replace(block, header=header)
 
@@ -88,7 +88,7 @@ def test_a_body_is_hashed_once_when_it_is_read_and_once_when_it_is_checked(net, 
     data = net.finish(usual(net)).encode()
     hashed = []
     monkeypatch.setattr(
-        blocks, "body_roots", lambda *body: hashed.append(1) or roots.body_roots(*body)
+        blocks, "body_roots", lambda *body: hashed.append(1) or headers.body_roots(*body)
     )
     block = read_block(data)
     draft = verdict(net, block)

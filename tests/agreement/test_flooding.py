@@ -23,9 +23,8 @@ from tests.agreement.world import World
 
 from holdout.agreement import aggregate, safety
 from holdout.agreement import events as ev
-from holdout.agreement.answers import BURST
 from holdout.agreement.blocks import assemble, read_block
-from holdout.agreement.catchup import Pace
+from holdout.agreement.chain_sync import BURST, Pace
 from holdout.agreement.codec import BOTTOM
 from holdout.agreement.draws import OUTPUTS_PER_WORKER
 from holdout.agreement.messages import (
@@ -44,7 +43,7 @@ from holdout.agreement.messages import (
 from holdout.agreement.params import Limits
 from holdout.agreement.player import MODELS_MAX
 from holdout.agreement.safety import HELD_KEPT, OWN_PERIODS_KEPT, initial, read_safety
-from holdout.agreement.seed import next_seed
+from holdout.agreement.sortition import next_seed
 from holdout.agreement.votes import PERIODS_KEPT
 from holdout.agreement.wire import decode_envelope
 

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from tests.agreement.world import World
 
 from holdout.agreement import events as ev
-from holdout.agreement.attendance import PATIENCE
 from holdout.agreement.codec import BOTTOM
+from holdout.agreement.context import PATIENCE
 from holdout.agreement.draws import slot
 from holdout.agreement.messages import (
     BallotMessage,

@@ -17,7 +17,7 @@ from holdout.agreement.messages import Kind, Step, VoteSignature
 from holdout.agreement.params import Timing
 from holdout.agreement.periods import Periods
 from holdout.agreement.safety import Safety
-from holdout.agreement.seed import next_seed, seed_alpha
+from holdout.agreement.sortition import next_seed, seed_alpha
 from holdout.agreement.votes import Added, Tracker
 from holdout.simulator import nodes
 

@@ -20,7 +20,17 @@ from holdout.agreement.codec import Reader, blob, decode, items, u32
 from holdout.agreement.counting import Count, tally
 from holdout.agreement.draws import Draws
 from holdout.agreement.events import Combine, Combined, MessageFault
-from holdout.agreement.headers import BlockKind, Header, Tip, link_fault, read_header
+from holdout.agreement.headers import (
+    BlockKind,
+    BodyRoots,
+    Header,
+    Tip,
+    body_roots,
+    link_fault,
+    read_header,
+    said_roots,
+    selection_root,
+)
 from holdout.agreement.keys import SIGNATURE_BYTES, Verifier
 from holdout.agreement.messages import (
     ENVELOPE_BYTES_MAX,
@@ -34,7 +44,6 @@ from holdout.agreement.messages import (
     Update,
 )
 from holdout.agreement.params import PROTOCOL_VERSION, Genesis, Params
-from holdout.agreement.roots import BodyRoots, body_roots, said_roots, selection_root
 from holdout.agreement.wire import decode_envelope, open_envelope, read_evidence
 from holdout.errors import InvalidMessage, MisuseError
 from holdout.ids import Digest

@@ -5,10 +5,11 @@ only makes this worker ask. What moves it is a valid certificate for its own rou
 otherwise a forged number would silence it.
 """
 
+from collections import Counter
 from collections.abc import Callable
+from dataclasses import dataclass, field
 
-from holdout.agreement.answers import BURST
-from holdout.agreement.catchup import Catchup, Pace, peer_for
+from holdout.agreement.codec import digest, u32, u64
 from holdout.agreement.context import Desk
 from holdout.agreement.draws import Draws, Signed
 from holdout.agreement.events import (
@@ -19,23 +20,202 @@ from holdout.agreement.events import (
     SendBlocks,
     Urgency,
 )
-from holdout.agreement.headers import Header, link_fault, read_header
-from holdout.agreement.ledger import Ledger
+from holdout.agreement.headers import Header, Ledger, link_fault, read_header
 from holdout.agreement.messages import (
+    WORKERS_MAX,
     Behind,
     Bundle,
     Envelope,
     Finished,
     GetBlocks,
+    GetUpdates,
     HeadAnswer,
     HeadQuery,
+    Kind,
     Step,
     Vote,
+    head_part,
 )
+from holdout.agreement.params import Limits, Timing
 from holdout.agreement.round import Round
 from holdout.agreement.wire import Unverified
 from holdout.errors import InvalidMessage
 from holdout.ids import Digest
+
+
+@dataclass(slots=True)
+class Pace:
+    """How often one peer may make this worker do something.
+
+    It remembers as many peers as a network has at most.
+    """
+
+    interval: int
+    burst: int
+    _spent: dict[int, tuple[int, int]] = field(default_factory=dict)
+    _forgotten: int | None = None
+    """When what is over was last dropped: not at every question, it takes a while."""
+
+    def allows(self, peer: int, now: int) -> bool:
+        """Whether it may once more; counts it if so."""
+        start, count = self._spent.get(peer, (now, 0))
+        if now - start >= self.interval:
+            start, count = now, 0
+        if count >= self.burst:
+            return False
+        if peer not in self._spent and len(self._spent) >= WORKERS_MAX:
+            self._forget(now)
+            if len(self._spent) >= WORKERS_MAX:
+                return False
+        self._spent[peer] = (start, count + 1)
+        return True
+
+    def _forget(self, now: int) -> None:
+        if self._forgotten is not None and now - self._forgotten < self.interval:
+            return
+        self._forgotten = now
+        spent = self._spent.items()
+        self._spent = {peer: item for peer, item in spent if now - item[0] < self.interval}
+
+
+class Catchup:
+    """What this worker knows about being behind."""
+
+    def __init__(self, timing: Timing, limits: Limits) -> None:
+        self._limits = limits
+        self._questions = Pace(timing.delay, 1)
+        self.target = 0
+        """The highest round that a member of the roster claimed to be in."""
+        self._requested_to = 0
+
+    def claim(self, round_number: int) -> None:
+        """A member says that it is in this round."""
+        self.target = max(self.target, round_number)
+
+    def request(self, round_number: int, peer: int, now: int) -> tuple[int, int] | None:
+        """The rounds to ask this peer for; None if there is nothing to ask, or not yet."""
+        if self.target <= round_number or not self._questions.allows(peer, now):
+            return None
+        last = min(self.target - 1, round_number + self._limits.blocks_per_answer - 1)
+        self._requested_to = last
+        return round_number, last
+
+    def goes_on(self, round_number: int) -> bool:
+        """Whether a whole answer has come and the next one should be asked for."""
+        return self._requested_to < round_number < self.target
+
+
+def peer_for(worker: int, round_number: int, count: int, workers: int) -> int:
+    """Another worker to ask, a different one each time, without any randomness of its own."""
+    number = digest("peer", u32(worker), u64(round_number), u64(count))
+    return (worker + 1 + int.from_bytes(number[:8], "big") % (workers - 1)) % workers
+
+
+@dataclass(slots=True)
+class _Kept:
+    messages: dict[bytes, tuple[int, Signed]] = field(default_factory=dict)
+    """By their bytes: the peer that each came from, and the message."""
+    of_worker: Counter[int] = field(default_factory=Counter)
+
+
+class Early:
+    """What came too early, by round."""
+
+    def __init__(self, per_worker: int) -> None:
+        self._per_worker = per_worker
+        self._rounds: dict[int, _Kept] = {}
+
+    def fault(self, data: bytes, claim: Signed) -> MessageFault | None:
+        """Why a message need not even be verified; None if it should be."""
+        kept = self._rounds.get(claim.round)
+        if kept is None:
+            return None
+        if data in kept.messages:
+            return MessageFault.DUPLICATE
+        return MessageFault.SURPLUS if kept.of_worker[claim.worker] >= self._per_worker else None
+
+    def add(self, peer: int, data: bytes, verified: Signed | MessageFault) -> MessageFault | None:
+        """Keep a message, if it was found good."""
+        if isinstance(verified, MessageFault):
+            return verified
+        kept = self._rounds.setdefault(verified.round, _Kept())
+        kept.messages[data] = (peer, verified)
+        kept.of_worker[verified.worker] += 1
+        return None
+
+    def take(self, round_number: int) -> list[tuple[int, bytes, Signed]]:
+        """A round begins: what was kept of it, in order; earlier ones are forgotten."""
+        kept = self._rounds.get(round_number, _Kept())
+        self._rounds = {n: later for n, later in self._rounds.items() if n > round_number}
+        return [(peer, data, message) for data, (peer, message) in kept.messages.items()]
+
+    def size(self) -> int:
+        """How many messages are kept."""
+        return sum(len(kept.messages) for kept in self._rounds.values())
+
+
+BURST = 4
+"""Answers that one peer gets within one delay."""
+
+
+class ChainAnswers:
+    """Answers questions, each peer's not too often."""
+
+    def __init__(self, desk: Desk) -> None:
+        self._desk = desk
+        self._pace = Pace(desk.timing.delay, BURST)
+
+    def give(
+        self,
+        peer: int,
+        question: GetBlocks | GetUpdates | Behind | HeadQuery,
+        decided: int,
+        current: Round,
+    ) -> None:
+        """Answer, with rounds up to `decided` and with what the current round holds."""
+        if question.chain != self._desk.chain:
+            self._desk.emit(Reject(peer, MessageFault.WRONG_CHAIN))
+            return
+        if not self._pace.allows(peer, self._desk.now):
+            self._desk.emit(Reject(peer, MessageFault.SURPLUS))
+            return
+        match question:
+            case GetBlocks() if not 1 <= question.first <= question.last:
+                self._desk.emit(Reject(peer, MessageFault.MALFORMED))
+            case GetBlocks():
+                self._send_blocks(peer, question.first, min(question.last, decided))
+            case GetUpdates():
+                self._send_updates(peer, question, current)
+            case Behind():
+                self._send_blocks(peer, question.round, decided)
+                if question.round == current.number:
+                    self._send_bundles(peer, current)
+            case HeadQuery():
+                self._tell_head(peer, question.nonce, decided)
+
+    def _send_blocks(self, peer: int, first: int, last: int) -> None:
+        last = min(last, first + self._desk.limits.blocks_per_answer - 1)
+        if 1 <= first <= last:
+            self._desk.emit(SendBlocks(peer, first, last))
+
+    def _send_updates(self, peer: int, question: GetUpdates, current: Round) -> None:
+        if question.round != current.number:
+            return
+        # Each once: a question must not be worth many times its size.
+        for update_id in dict.fromkeys(question.update_ids):
+            update = current.phases.update(update_id)
+            if update is not None:
+                self._desk.emit(Send(peer, update.envelope.encode(), Urgency.UPDATE))
+
+    def _send_bundles(self, peer: int, current: Round) -> None:
+        for bundle in current.periods.evidence_of_progress():
+            self._desk.emit(Send(peer, bundle.encode(), Urgency.VOTE))
+
+    def _tell_head(self, peer: int, nonce: bytes, decided: int) -> None:
+        part = head_part(self._desk.chain, nonce, self._desk.worker, decided)
+        envelope = Envelope(Kind.HEAD_ANSWER, part, self._desk.signer.sign(part))
+        self._desk.emit(Send(peer, envelope.encode()))
+
 
 Unsaved = tuple[Finished, Header, tuple[int, ...] | None]
 """A decided round, and who was selected in it, if that is known."""

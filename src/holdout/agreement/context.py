@@ -5,19 +5,42 @@ anybody else's message.
 """
 
 from collections import deque
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
-from holdout.agreement.attendance import Attendance
-from holdout.agreement.catchup import SigningMemory
 from holdout.agreement.draws import Signed
 from holdout.agreement.events import Action, BlobKind, Broadcast, Persist, Urgency
 from holdout.agreement.keys import Signer, Verifier
 from holdout.agreement.messages import BallotMessage, Envelope, Finished, Kind, Lead, Update, Vote
 from holdout.agreement.params import Genesis, Limits, Params, Timing
-from holdout.agreement.safety import OwnSlot, Safety
+from holdout.agreement.safety import OwnSlot, Safety, SigningMemory
 from holdout.agreement.wire import open_envelope
 from holdout.ids import Digest
+
+PATIENCE = 3
+"""Rounds without a word before nobody waits any more."""
+
+
+class Attendance:
+    """When each worker last spoke in each role."""
+
+    def __init__(self, first_round: int) -> None:
+        self._first = first_round
+        self._heard: dict[tuple[Kind, int], int] = {}
+
+    def note(self, kind: Kind, worker: int, round_number: int) -> None:
+        """The worker has spoken in this role, in this round."""
+        known = self._heard.get((kind, worker), 0)
+        self._heard[kind, worker] = max(known, round_number)
+
+    def present(self, kind: Kind, workers: Iterable[int], round_number: int) -> list[int]:
+        """Those of the workers to wait for in this round."""
+        since = round_number - PATIENCE
+        if since < self._first:
+            return list(workers)
+        return [worker for worker in workers if self._heard.get((kind, worker), 0) >= since]
+
 
 Blobs: TypeAlias = tuple[tuple[BlobKind, Digest], ...]
 

@@ -1,15 +1,23 @@
 """The header of a block: what is hashed, voted on and kept (CONSENSUS 2 and 3.3)."""
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import IntEnum
 from functools import cached_property
+from typing import TypeAlias
 
-from holdout.agreement.codec import Reader, blob, decode, digest, f64, u8, u32, u64
+from holdout.agreement.codec import Reader, blob, decode, digest, f64, items, u8, u32, u64
 from holdout.agreement.keys import Verifier
-from holdout.agreement.messages import HEADER_BYTES_MAX, PROOF_BYTES_MAX
+from holdout.agreement.messages import (
+    HEADER_BYTES_MAX,
+    PROOF_BYTES_MAX,
+    BallotMessage,
+    Evidence,
+    Update,
+)
 from holdout.agreement.params import PROTOCOL_VERSION, Genesis
-from holdout.agreement.seed import next_seed, seed_alpha
+from holdout.agreement.sortition import genesis_seeds, needs_old_block, next_seed, seed_alpha
 from holdout.errors import InvalidMessage
 from holdout.ids import Digest
 
@@ -164,3 +172,81 @@ def _seed_fault(header: Header, tip: Tip, genesis: Genesis, verifier: Verifier) 
         return "after the first period nobody proves a seed"
     seed = next_seed(tip.round, tip.seed_in, header.leader, out, tip.old_block)
     return None if header.seed == seed else "the seed does not follow from the one before"
+
+
+BodyRoots: TypeAlias = tuple[Digest, Digest, Digest]
+"""Of updates, ballots and evidence: what a block holds before its outcome is known."""
+
+
+def said_roots(header: Header) -> BodyRoots:
+    """Those in a header."""
+    return header.updates_root, header.ballots_root, header.evidence_root
+
+
+def body_roots(
+    updates: Iterable[Update], ballots: Iterable[BallotMessage], evidence: Iterable[Evidence]
+) -> BodyRoots:
+    """Those of a body."""
+    return (
+        _root("updates", (update.envelope.encode() for update in updates)),
+        _root("ballots", (ballot.envelope.encode() for ballot in ballots)),
+        _root("evidence", (item.encode_bare() for item in evidence)),
+    )
+
+
+def selection_root(selection: Iterable[tuple[int, int]]) -> Digest:
+    """That of (proposer, approvals) pairs."""
+    return _root("selection", (u32(proposer) + u32(count) for proposer, count in selection))
+
+
+def _root(tag: str, encoded: Iterable[bytes]) -> Digest:
+    return digest(f"{tag}-root", items(blob(digest("item", blob(item))) for item in encoded))
+
+
+class Ledger:
+    """Where the chain stands: the round to be decided and what it builds on."""
+
+    def __init__(self, genesis: Genesis) -> None:
+        self._genesis = genesis
+        self._params = genesis.params
+        before, zero = genesis_seeds(genesis.chain)
+        self._seeds: dict[int, Digest] = {-1: before, 0: zero}
+        self._digests: dict[int, Digest] = {0: genesis.chain}
+        self.round = 1
+        """The round to be decided next."""
+        self.model = self._params.model_first
+        self.radius = self._params.radius_first
+        self.steps = 0
+
+    def seed(self, round_number: int) -> Digest | None:
+        """S_r, by which the roles of a round are drawn; None if it is not decided yet."""
+        return self._seeds.get(round_number - self._params.lookback)
+
+    def tip(self) -> Tip:
+        """What the next round builds on."""
+        seed_in = self.seed(self.round)
+        assert seed_in is not None  # noqa: S101  # Rounds up to this one are decided.
+        old = needs_old_block(self.round, self._params.lookback, self._params.refresh)
+        return Tip(
+            round=self.round,
+            previous=self._digests[self.round - 1],
+            model=self.model,
+            radius=self.radius,
+            steps=self.steps,
+            seed_in=seed_in,
+            old_block=None if old is None else self._digests[old],
+        )
+
+    def append(self, header: Header) -> None:
+        """Go on to the next round."""
+        self._seeds[header.round] = header.seed
+        self._digests[header.round] = header.digest
+        self.round = header.round + 1
+        self.model = header.model
+        self.radius = header.radius
+        self.steps = header.steps
+        # One round more than the seeds look back, and the oldest block that a refresh asks for.
+        oldest_seed = self.round - self._params.lookback - 1
+        oldest_block = self.round - self._params.lookback * self._params.refresh - 1
+        self._seeds.pop(oldest_seed - 1, None)
+        self._digests.pop(oldest_block - 1, None)

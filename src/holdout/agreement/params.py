@@ -13,7 +13,7 @@ from functools import cached_property
 
 from holdout.agreement.codec import blob, digest, f64, items, text, u32, u64
 from holdout.agreement.keys import PublicKeys
-from holdout.agreement.seed import LOOKBACK, REFRESH
+from holdout.agreement.sortition import LOOKBACK, REFRESH
 from holdout.errors import InfeasibleError
 from holdout.ids import Digest
 from holdout.voting import approve_count

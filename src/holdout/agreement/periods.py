@@ -23,15 +23,13 @@ from holdout.agreement.events import (
     Urgency,
     Want,
 )
-from holdout.agreement.leads import Leads
-from holdout.agreement.learning_messages import Phases
+from holdout.agreement.learning_half import Phases
 from holdout.agreement.messages import Bundle, Kind, Lead, Step, lead_part, vote_part
 from holdout.agreement.params import ATTEMPTS_MAX, Mode
 from holdout.agreement.safety import OwnSlot
-from holdout.agreement.seed import next_seed, seed_alpha
-from holdout.agreement.sortition import Role
+from holdout.agreement.sortition import Role, next_seed, seed_alpha
 from holdout.agreement.validation import Validation, Validity
-from holdout.agreement.votes import Reached, Tracker
+from holdout.agreement.votes import Leads, Reached, Tracker
 from holdout.ids import Digest
 
 

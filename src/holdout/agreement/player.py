@@ -23,13 +23,9 @@ from collections.abc import Callable, Sequence
 from typing import assert_never
 
 from holdout.agreement import wire
-from holdout.agreement.answers import ChainAnswers
-from holdout.agreement.attendance import Attendance
-from holdout.agreement.catchup import SigningMemory
-from holdout.agreement.chain_sync import Following
-from holdout.agreement.context import Desk
+from holdout.agreement.chain_sync import ChainAnswers, Early, Following
+from holdout.agreement.context import Attendance, Desk
 from holdout.agreement.draws import Signed
-from holdout.agreement.early import Early
 from holdout.agreement.events import (
     Action,
     Alarm,
@@ -58,9 +54,8 @@ from holdout.agreement.events import (
     Urgency,
     Want,
 )
-from holdout.agreement.headers import BlockKind, Header, read_header
+from holdout.agreement.headers import BlockKind, Header, Ledger, read_header
 from holdout.agreement.keys import Signer, Verifier
-from holdout.agreement.ledger import Ledger
 from holdout.agreement.messages import (
     BallotMessage,
     Behind,
@@ -79,7 +74,7 @@ from holdout.agreement.messages import (
 )
 from holdout.agreement.params import Genesis, Limits, Mode, Timing
 from holdout.agreement.round import Round
-from holdout.agreement.safety import NEVER, Safety, read_safety
+from holdout.agreement.safety import NEVER, Safety, SigningMemory, read_safety
 from holdout.agreement.sortition import Role
 from holdout.agreement.validation import Tools, Validity
 from holdout.agreement.wire import Unverified

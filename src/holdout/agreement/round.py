@@ -28,8 +28,7 @@ from holdout.agreement.events import (
     Want,
 )
 from holdout.agreement.headers import Header, Tip, read_header
-from holdout.agreement.learning_half import Phase, Proceedings
-from holdout.agreement.learning_messages import Phases, Waiting
+from holdout.agreement.learning_half import Phase, Phases, Proceedings, Waiting
 from holdout.agreement.messages import (
     BallotMessage,
     Bundle,

@@ -126,3 +126,36 @@ def _read(reader: Reader, chain: Digest) -> Safety:
     for header in reader.items(lambda r: r.blob(HEADER_BYTES_MAX), OWN_MAX):
         safety.held[read_header(header).digest] = header
     return safety
+
+
+@dataclass(slots=True)
+class SigningMemory:
+    """Whether this worker may sign, and what it must hear before it may again (amnesia).
+
+    If it ever was in round r, then Q workers had committed round r - 2; a quorum of answers meets
+    an honest one of them. So it was in no round beyond head + 2, where head is the newest round
+    that the answering workers can prove.
+    """
+
+    votes_from: int
+    quorum: int
+    recoverable: bool
+    """Only where everybody is in the committee do the answers meet a certificate's signers."""
+    nonce: bytes = b""
+    answers: dict[int, int] = field(default_factory=dict)
+    """The rounds that others say are finished, by worker."""
+
+    @property
+    def lost(self) -> bool:
+        """Whether it is unknown where this worker may have voted."""
+        return self.votes_from == NEVER
+
+    def settle(self, finished: int) -> bool:
+        """Whether enough answers are proven by the chain up to here; votes begin soon if so."""
+        if not self.lost or not self.recoverable:
+            return False
+        proven = sum(claimed <= finished for claimed in self.answers.values())
+        if proven < self.quorum:
+            return False
+        self.votes_from = finished + 3
+        return True

@@ -10,13 +10,11 @@ import functools
 from enum import StrEnum
 from hashlib import sha256
 
-from holdout.agreement.codec import blob, digest, text, u8, u32, u64
+from holdout.agreement.codec import BOTTOM, blob, digest, text, u8, u32, u64
 from holdout.errors import MisuseError
 from holdout.ids import Digest
 
 TICKETS = 1 << 256
-WEIGHT_MAX = 1000
-"""A weight costs as many hashes, for everybody who checks it."""
 
 
 class Role(StrEnum):
@@ -66,22 +64,9 @@ def drawn(out: bytes, worker: int, tau: int, n: int) -> bool:
     return ticket(out, worker) < threshold(tau, n)
 
 
-def weight(out: bytes, worker: int, tau: int, total_weight: int, worker_weight: int) -> int:
-    """How many of the worker's sub-workers are drawn."""
-    return len(_drawn_parts(out, worker, tau, total_weight, worker_weight))
-
-
 def priority(out: bytes, worker: int) -> bytes:
     """Leaders are ranked by this; the lowest wins. Its tag keeps it independent of the ticket."""
     return digest("prio", blob(out), u32(worker))
-
-
-def weighted_priority(
-    out: bytes, worker: int, tau: int, total_weight: int, worker_weight: int
-) -> bytes | None:
-    """The lowest priority among the drawn sub-workers; None if none of them is drawn."""
-    parts = _drawn_parts(out, worker, tau, total_weight, worker_weight)
-    return min((digest("prio", blob(out), u32(worker), u32(part)) for part in parts), default=None)
 
 
 @functools.lru_cache(maxsize=64)  # Everybody in a simulated cluster asks for the same draw.
@@ -106,17 +91,51 @@ def shuffled(  # noqa: PLR0917  # The order in which it is hashed.
     return tuple(sorted(sorted(range(n), key=place)[:size]))
 
 
-def _drawn_parts(
-    out: bytes, worker: int, tau: int, total_weight: int, worker_weight: int
-) -> list[int]:
-    if not 0 <= worker_weight <= min(WEIGHT_MAX, total_weight):
-        raise MisuseError(
-            f"a weight lies between 0 and {WEIGHT_MAX} and is part of the total; "
-            f"got {worker_weight} of {total_weight}"
-        )
-    limit = threshold(tau, total_weight)
-    return [
-        part
-        for part in range(worker_weight)
-        if int.from_bytes(digest("ticket", blob(out), u32(worker), u32(part)), "big") < limit
-    ]
+LOOKBACK = 2
+"""L, unless a network chooses another."""
+REFRESH = 50
+"""R, likewise."""
+
+
+def genesis_seeds(chain: Digest) -> tuple[Digest, Digest]:
+    """Q[-1] and Q[0], the seeds of rounds 1 and 2."""
+    return (
+        digest("seed-genesis", blob(chain), u8(1)),
+        digest("seed-genesis", blob(chain), u8(0)),
+    )
+
+
+def seed_alpha(chain: Digest, round_number: int, seed_in: Digest) -> bytes:
+    """What the leader's VRF is asked; `seed_in` is Q[r - L], the seed that round r draws with."""
+    return text("seed") + blob(chain) + u64(round_number) + blob(seed_in)
+
+
+def next_seed(
+    round_number: int,
+    seed_in: Digest,
+    leader: int,
+    vrf_out: bytes | None,
+    old_block: Digest | None = None,
+) -> Digest:
+    """Q[r], for the block of round r.
+
+    Args:
+        round_number: The round r.
+        seed_in: Q[r - L].
+        leader: The leader of the block's original period.
+        vrf_out: Its VRF output for `seed_alpha` if that period was 0, otherwise None.
+        old_block: The digest of the block that `needs_old_block` names, if it names one.
+    """
+    moved = (
+        digest("seed-hash", u64(round_number), blob(seed_in))
+        if vrf_out is None
+        else digest("seed-vrf", blob(vrf_out), u32(leader))
+    )
+    return digest("seed-next", blob(moved), blob(BOTTOM if old_block is None else old_block))
+
+
+def needs_old_block(round_number: int, lookback: int, refresh: int) -> int | None:
+    """The round of the old block that refreshes Q[r], or None in most rounds."""
+    interval = lookback * refresh
+    refreshes = round_number % interval < lookback and round_number > interval
+    return round_number - interval if refreshes else None

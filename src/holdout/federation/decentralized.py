@@ -20,8 +20,8 @@ from holdout.agreement import aggregate
 from holdout.agreement.blocks import Tip, read_block, read_header
 from holdout.agreement.draws import Draws
 from holdout.agreement.events import BlobKind, Commit
+from holdout.agreement.headers import Ledger
 from holdout.agreement.keys import SimulatedKeys
-from holdout.agreement.ledger import Ledger
 from holdout.agreement.messages import Finished
 from holdout.agreement.params import MILLISECOND, Genesis, Params, Timing
 from holdout.agreement.safety import Safety
