@@ -12,7 +12,7 @@ from scipy import stats
 
 from holdout.agreement import sizing
 from holdout.agreement.codec import digest
-from holdout.agreement.guarantees import committee_odds, limits, shortfalls
+from holdout.agreement.guarantees import caveats, committee_odds, shortfalls
 from holdout.agreement.keys import SimulatedKeys
 from holdout.agreement.messages import WORKERS_MAX
 from holdout.agreement.params import Mode, RoleDraw
@@ -451,10 +451,10 @@ def test_smaller_sizes_say_what_they_give_up(change, message):
 
 
 def test_limits_name_the_slack_and_the_leaders():
-    tight = "\n".join(limits(sizes(n=100, f=33), n=100, f=33, risk=Risk()))
+    tight = "\n".join(caveats(sizes(n=100, f=33), n=100, f=33, risk=Risk()))
     assert "one more that is down stops the rounds" in tight
-    loose = "\n".join(limits(sizes(n=100, f=20), n=100, f=20, risk=Risk()))
+    loose = "\n".join(caveats(sizes(n=100, f=20), n=100, f=20, risk=Risk()))
     assert "B = 20 workers may be silent and 13 more may be down" in loose
     assert "no honest leader" in loose
     drawn_by_lot = sizes(n=1000, f=200, mode=Mode.SELF)
-    assert "matter of luck" in "\n".join(limits(drawn_by_lot, n=1000, f=200, risk=Risk()))
+    assert "matter of luck" in "\n".join(caveats(drawn_by_lot, n=1000, f=200, risk=Risk()))

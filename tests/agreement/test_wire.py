@@ -137,7 +137,7 @@ def vote_of(step, value):
 
 @pytest.mark.parametrize("step", [*Step, 6, 7, 8, 254, 255])
 def test_votes_to_go_down_name_no_block_and_all_others_name_one(step):
-    down = messages.kind_of(step) is Step.DOWN
+    down = messages.base_step(step) is Step.DOWN
     good, bad = (BOTTOM, BLOCK) if down else (BLOCK, BOTTOM)
     assert isinstance(wire.decode(vote_of(step, good)).claim, Vote)
     refuses(vote_of(step, bad), "name no block")

@@ -1,4 +1,4 @@
-"""Following the chain: certificates of rounds that others decided, and how to get them.
+"""ChainSync the chain: certificates of rounds that others decided, and how to get them.
 
 A message of a later round, a certificate that comes before its turn or an answer about the head
 only makes this worker ask. What moves it is a valid certificate for its own round, nothing else:
@@ -10,8 +10,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from holdout.agreement.codec import digest, u32, u64
-from holdout.agreement.context import Desk
-from holdout.agreement.draws import Draws, Signed
+from holdout.agreement.context import PlayerContext
+from holdout.agreement.draws import Draws, SignedMessage
 from holdout.agreement.events import (
     Broadcast,
     MessageFault,
@@ -113,19 +113,19 @@ def peer_for(worker: int, round_number: int, count: int, workers: int) -> int:
 
 @dataclass(slots=True)
 class _Kept:
-    messages: dict[bytes, tuple[int, Signed]] = field(default_factory=dict)
+    messages: dict[bytes, tuple[int, SignedMessage]] = field(default_factory=dict)
     """By their bytes: the peer that each came from, and the message."""
     of_worker: Counter[int] = field(default_factory=Counter)
 
 
-class Early:
+class EarlyMessages:
     """What came too early, by round."""
 
     def __init__(self, per_worker: int) -> None:
         self._per_worker = per_worker
         self._rounds: dict[int, _Kept] = {}
 
-    def fault(self, data: bytes, claim: Signed) -> MessageFault | None:
+    def fault(self, data: bytes, claim: SignedMessage) -> MessageFault | None:
         """Why a message need not even be verified; None if it should be."""
         kept = self._rounds.get(claim.round)
         if kept is None:
@@ -134,7 +134,9 @@ class Early:
             return MessageFault.DUPLICATE
         return MessageFault.SURPLUS if kept.of_worker[claim.worker] >= self._per_worker else None
 
-    def add(self, peer: int, data: bytes, verified: Signed | MessageFault) -> MessageFault | None:
+    def add(
+        self, peer: int, data: bytes, verified: SignedMessage | MessageFault
+    ) -> MessageFault | None:
         """Keep a message, if it was found good."""
         if isinstance(verified, MessageFault):
             return verified
@@ -143,7 +145,7 @@ class Early:
         kept.of_worker[verified.worker] += 1
         return None
 
-    def take(self, round_number: int) -> list[tuple[int, bytes, Signed]]:
+    def take(self, round_number: int) -> list[tuple[int, bytes, SignedMessage]]:
         """A round begins: what was kept of it, in order; earlier ones are forgotten."""
         kept = self._rounds.get(round_number, _Kept())
         self._rounds = {n: later for n, later in self._rounds.items() if n > round_number}
@@ -161,9 +163,9 @@ BURST = 4
 class ChainAnswers:
     """Answers questions, each peer's not too often."""
 
-    def __init__(self, desk: Desk) -> None:
-        self._desk = desk
-        self._pace = Pace(desk.timing.delay, BURST)
+    def __init__(self, context: PlayerContext) -> None:
+        self._context = context
+        self._pace = Pace(context.timing.delay, BURST)
 
     def give(
         self,
@@ -173,15 +175,15 @@ class ChainAnswers:
         current: Round,
     ) -> None:
         """Answer, with rounds up to `decided` and with what the current round holds."""
-        if question.chain != self._desk.chain:
-            self._desk.emit(Reject(peer, MessageFault.WRONG_CHAIN))
+        if question.chain != self._context.chain:
+            self._context.emit(Reject(peer, MessageFault.WRONG_CHAIN))
             return
-        if not self._pace.allows(peer, self._desk.now):
-            self._desk.emit(Reject(peer, MessageFault.SURPLUS))
+        if not self._pace.allows(peer, self._context.now):
+            self._context.emit(Reject(peer, MessageFault.SURPLUS))
             return
         match question:
             case GetBlocks() if not 1 <= question.first <= question.last:
-                self._desk.emit(Reject(peer, MessageFault.MALFORMED))
+                self._context.emit(Reject(peer, MessageFault.MALFORMED))
             case GetBlocks():
                 self._send_blocks(peer, question.first, min(question.last, decided))
             case GetUpdates():
@@ -194,53 +196,53 @@ class ChainAnswers:
                 self._tell_head(peer, question.nonce, decided)
 
     def _send_blocks(self, peer: int, first: int, last: int) -> None:
-        last = min(last, first + self._desk.limits.blocks_per_answer - 1)
+        last = min(last, first + self._context.limits.blocks_per_answer - 1)
         if 1 <= first <= last:
-            self._desk.emit(SendBlocks(peer, first, last))
+            self._context.emit(SendBlocks(peer, first, last))
 
     def _send_updates(self, peer: int, question: GetUpdates, current: Round) -> None:
         if question.round != current.number:
             return
         # Each once: a question must not be worth many times its size.
         for update_id in dict.fromkeys(question.update_ids):
-            update = current.phases.update(update_id)
+            update = current.learning_messages.update(update_id)
             if update is not None:
-                self._desk.emit(Send(peer, update.envelope.encode(), Urgency.UPDATE))
+                self._context.emit(Send(peer, update.envelope.encode(), Urgency.UPDATE))
 
     def _send_bundles(self, peer: int, current: Round) -> None:
-        for bundle in current.periods.evidence_of_progress():
-            self._desk.emit(Send(peer, bundle.encode(), Urgency.VOTE))
+        for bundle in current.periods.progress_bundles():
+            self._context.emit(Send(peer, bundle.encode(), Urgency.VOTE))
 
     def _tell_head(self, peer: int, nonce: bytes, decided: int) -> None:
-        part = head_part(self._desk.chain, nonce, self._desk.worker, decided)
-        envelope = Envelope(Kind.HEAD_ANSWER, part, self._desk.signer.sign(part))
-        self._desk.emit(Send(peer, envelope.encode()))
+        part = head_part(self._context.chain, nonce, self._context.worker, decided)
+        envelope = Envelope(Kind.HEAD_ANSWER, part, self._context.signer.sign(part))
+        self._context.emit(Send(peer, envelope.encode()))
 
 
 Unsaved = tuple[Finished, Header, tuple[int, ...] | None]
 """A decided round, and who was selected in it, if that is known."""
 
 
-class Following:
+class ChainSync:
     """Where the chain stands, and what is known of how far others are."""
 
     def __init__(
-        self, desk: Desk, ledger: Ledger, decide: Callable[[Header, Bundle], None]
+        self, context: PlayerContext, ledger: Ledger, decide: Callable[[Header, Bundle], None]
     ) -> None:
         """Nobody is known to be ahead.
 
         Args:
-            desk: The worker.
+            context: The worker.
             ledger: The chain so far.
             decide: Called with each certificate for the round to be decided.
         """
-        self._desk = desk
+        self._context = context
         self._ledger = ledger
         # Not the pace of answers: old votes may come from anybody, and must not silence the worker
         # that signed them when it asks.
-        self._help = Pace(desk.timing.delay, BURST)
+        self._help = Pace(context.timing.delay, BURST)
         self._decide = decide
-        self._catchup = Catchup(desk.timing, desk.limits)
+        self._catchup = Catchup(context.timing, context.limits)
         self._ahead: dict[int, tuple[int, Finished]] = {}
         self.unsaved: list[Unsaved] = []
         """Rounds that are decided but not in the store: their newest model is not here yet."""
@@ -258,14 +260,16 @@ class Following:
 
     def size(self) -> int:
         """How many things of peers are held."""
-        return len(self._ahead) + len(self._desk.memory.answers)
+        return len(self._ahead) + len(self._context.memory.answers)
 
     def draws_of(self, round_number: int, seed: Digest) -> Draws:
         """The lottery of a round."""
-        return Draws(self._desk.genesis, self._desk.verifier, round_number=round_number, seed=seed)
+        return Draws(
+            self._context.genesis, self._context.verifier, round_number=round_number, seed=seed
+        )
 
     def _reject(self, peer: int, fault: MessageFault) -> None:
-        self._desk.emit(Reject(peer, fault))
+        self._context.emit(Reject(peer, fault))
 
     # -- certificates -----------------------------------------------------------------------------
 
@@ -280,7 +284,7 @@ class Following:
         matches = (certificate.value, certificate.round) == (header.digest, header.round)
         if not matches or certificate.step != Step.CERT:
             self._reject(peer, MessageFault.MALFORMED)
-        elif certificate.chain != self._desk.chain:
+        elif certificate.chain != self._context.chain:
             self._reject(peer, MessageFault.WRONG_CHAIN)
         elif header.round < self.round:
             self._reject(peer, MessageFault.STALE)
@@ -293,13 +297,13 @@ class Following:
     def _on_later(self, peer: int, number: int, finished: Finished) -> None:
         """Kept unchecked, since the chain up to it is missing: so nothing that cannot be right."""
         marks = finished.certificate.marks
-        if len(marks) < self._desk.params.quorum:
+        if len(marks) < self._context.params.quorum:
             self._reject(peer, MessageFault.NO_QUORUM)
-        elif marks[-1].worker >= self._desk.params.workers:
+        elif marks[-1].worker >= self._context.params.workers:
             self._reject(peer, MessageFault.UNKNOWN_WORKER)
         else:
             self._catchup.claim(number + 1)
-            if number < self.round + self._desk.limits.blocks_per_answer:
+            if number < self.round + self._context.limits.blocks_per_answer:
                 self._ahead[number] = (peer, finished)
             self._ask(peer)
 
@@ -312,8 +316,8 @@ class Following:
             del self._ahead[past]
 
     def _check(self, peer: int, header: Header, certificate: Bundle, current: Round) -> None:
-        desk, tip = self._desk, self._ledger.tip()
-        if link_fault(header, tip, desk.genesis, desk.verifier) is not None:
+        context, tip = self._context, self._ledger.tip()
+        if link_fault(header, tip, context.genesis, context.verifier) is not None:
             self._reject(peer, MessageFault.INVALID_BLOCK)
             return
         draws = current.draws
@@ -329,7 +333,7 @@ class Following:
 
     # -- others are ahead, or behind --------------------------------------------------------------
 
-    def on_ahead(self, peer: int, claim: Signed) -> None:
+    def on_ahead(self, peer: int, claim: SignedMessage) -> None:
         """Somebody is further: ask, if it is a member and not only says so."""
         if not self._is_signed(claim.worker, claim.envelope):
             self._reject(peer, MessageFault.WRONG_SIGNATURE)
@@ -338,7 +342,7 @@ class Following:
         self._catchup.claim(claim.round)
         self._ask(peer)
 
-    def on_old(self, peer: int, claim: Signed) -> None:
+    def on_old(self, peer: int, claim: SignedMessage) -> None:
         """Somebody is slow, or stuck in a round that is over: then send it the certificate."""
         self._reject(peer, MessageFault.STALE)
         late = claim.round == self.round - 1
@@ -346,20 +350,20 @@ class Following:
         if not (late or stuck) or not self._is_signed(claim.worker, claim.envelope):
             return
         if late:
-            self._desk.attendance.note(claim.envelope.kind, claim.worker, claim.round)
-        other = self._desk.worker != claim.worker
+            self._context.attendance.note(claim.envelope.kind, claim.worker, claim.round)
+        other = self._context.worker != claim.worker
         # Counted after the signature is checked, or forged votes would use up the help.
-        if stuck and other and self._help.allows(claim.worker, self._desk.now):
-            self._desk.emit(SendBlocks(claim.worker, claim.round, claim.round))
+        if stuck and other and self._help.allows(claim.worker, self._context.now):
+            self._context.emit(SendBlocks(claim.worker, claim.round, claim.round))
 
     def _is_signed(self, worker: int, envelope: Envelope) -> bool:
-        key = self._desk.genesis.roster[worker].signing
-        return self._desk.verifier.signature(key, envelope.signed, envelope.signature)
+        key = self._context.genesis.roster[worker].signing
+        return self._context.verifier.signature(key, envelope.signed, envelope.signature)
 
     def _ask(self, peer: int) -> None:
-        wanted = self._catchup.request(self.round, peer, self._desk.now)
+        wanted = self._catchup.request(self.round, peer, self._context.now)
         if wanted is not None:
-            self._desk.emit(Send(peer, GetBlocks(self._desk.chain, *wanted).encode()))
+            self._context.emit(Send(peer, GetBlocks(self._context.chain, *wanted).encode()))
 
     def ask_if_behind(self) -> None:
         """Ask somebody for the rounds that others claim to have decided."""
@@ -369,29 +373,31 @@ class Following:
 
     def tell_somebody(self) -> None:
         """Tell a peer where this worker stands, another one each time."""
-        behind = Behind(self._desk.chain, self.round, 0)
-        self._desk.emit(Send(self._some_peer(), behind.encode()))
+        behind = Behind(self._context.chain, self.round, 0)
+        self._context.emit(Send(self._some_peer(), behind.encode()))
 
     def _some_peer(self) -> int:
-        params = self._desk.params
-        return peer_for(self._desk.worker, self.round, self.questions, params.workers)
+        params = self._context.params
+        return peer_for(self._context.worker, self.round, self.questions, params.workers)
 
     # -- a lost memory ----------------------------------------------------------------------------
 
     def ask_head(self) -> None:
         """Without memory: how far is the chain? Until enough others have told."""
-        memory = self._desk.memory
+        memory = self._context.memory
         if memory.lost and memory.recoverable:
-            query = HeadQuery(self._desk.chain, memory.nonce)
-            self._desk.emit(Broadcast(query.encode(), Urgency.ANSWER))
+            query = HeadQuery(self._context.chain, memory.nonce)
+            self._context.emit(Broadcast(query.encode(), Urgency.ANSWER))
 
     def on_head_answer(self, peer: int, answer: HeadAnswer) -> None:
         """A member says how far the chain is."""
-        memory = self._desk.memory
-        wanted = memory.lost and answer.nonce == memory.nonce and answer.chain == self._desk.chain
-        if not wanted or answer.worker in {self._desk.worker, *memory.answers}:
+        memory = self._context.memory
+        wanted = (
+            memory.lost and answer.nonce == memory.nonce and answer.chain == self._context.chain
+        )
+        if not wanted or answer.worker in {self._context.worker, *memory.answers}:
             self._reject(peer, MessageFault.UNASKED)
-        elif answer.worker >= self._desk.params.workers:
+        elif answer.worker >= self._context.params.workers:
             self._reject(peer, MessageFault.UNKNOWN_WORKER)
         elif not self._is_signed(answer.worker, answer.envelope):
             self._reject(peer, MessageFault.WRONG_SIGNATURE)
@@ -400,4 +406,4 @@ class Following:
             self._catchup.claim(answer.round + 1)
             self._ask(peer)
             if memory.settle(self.decided):
-                self._desk.persist()
+                self._context.persist()

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
-from holdout.agreement.draws import Signed
+from holdout.agreement.draws import SignedMessage
 from holdout.agreement.events import Action, BlobKind, Broadcast, Persist, Urgency
 from holdout.agreement.keys import Signer, Verifier
 from holdout.agreement.messages import BallotMessage, Envelope, Finished, Kind, Lead, Update, Vote
@@ -53,7 +53,7 @@ URGENCY = {
 
 
 @dataclass(slots=True)
-class Desk:
+class PlayerContext:
     """A worker's identity, its memory, and the actions that pile up while it thinks."""
 
     genesis: Genesis
@@ -68,7 +68,7 @@ class Desk:
     now: int = 0
     halted: bool = False
     actions: list[Action] = field(default_factory=list)
-    own: deque[Signed] = field(default_factory=deque)
+    uncounted: deque[SignedMessage] = field(default_factory=deque)
     """What this worker has just signed and not counted yet."""
 
     @property
@@ -103,7 +103,7 @@ class Desk:
         self.emit(Broadcast(data, URGENCY[slot[0]]))
         message = open_envelope(envelope)
         assert isinstance(message, Update | BallotMessage | Lead | Vote)  # noqa: S101
-        self.own.append(message)
+        self.uncounted.append(message)
 
     def send_again(self, slot: OwnSlot) -> None:
         """Broadcast once more what was signed for a slot, as it was."""

@@ -25,8 +25,8 @@ from holdout.agreement.wire import Unverified, open_envelope
 from holdout.errors import InvalidMessage
 from holdout.ids import Digest
 
-Signed: TypeAlias = Update | BallotMessage | Lead | Vote
-S = TypeVar("S", bound=Signed)
+SignedMessage: TypeAlias = Update | BallotMessage | Lead | Vote
+S = TypeVar("S", bound=SignedMessage)
 Seen: TypeAlias = Callable[[int, bytes, bytes], bool]
 """Whether a worker's signature over these bytes has been found good before."""
 
@@ -80,7 +80,7 @@ class Draws:
             return self._shuffled(role, min(size, params.workers))
         return tuple(range(params.workers)) if size >= params.workers else None
 
-    def own(
+    def own_proof(
         self, signer: Signer, role: Role, worker: int, period: int = 0, step: int = 0
     ) -> bytes | None:
         """The own proof of holding the role (empty where the draw is public), or None."""
@@ -117,7 +117,7 @@ class Draws:
         fault = self.fault(message)
         return message if fault is None else fault
 
-    def fault(self, message: Signed) -> MessageFault | None:
+    def fault(self, message: SignedMessage) -> MessageFault | None:
         """What is wrong with a signed message of this round, by signature and credential."""
         if message.chain != self._genesis.chain:
             return MessageFault.WRONG_CHAIN
@@ -160,7 +160,7 @@ class Draws:
                 return MessageFault.NOT_DRAWN
         return bundle
 
-    def convict(self, evidence: Evidence) -> Signed | MessageFault:
+    def convict(self, evidence: Evidence) -> SignedMessage | MessageFault:
         """The first of the two messages, if they prove that their sender equivocated."""
         try:
             first, second = open_envelope(evidence.first), open_envelope(evidence.second)
@@ -221,7 +221,7 @@ class Draws:
                 return self._params.committee
 
 
-def _role(message: Signed) -> tuple[Role, int, int]:
+def _role(message: SignedMessage) -> tuple[Role, int, int]:
     match message:
         case Update():
             return Role.PROPOSER, 0, 0
@@ -236,7 +236,7 @@ def _role(message: Signed) -> tuple[Role, int, int]:
 Slot: TypeAlias = tuple[str, int, int, int, int]
 
 
-def slot(message: Signed) -> Slot:
+def slot(message: SignedMessage) -> Slot:
     """What its sender may fill only once: (kind, worker, round, period, step)."""
     match message:
         case Update():

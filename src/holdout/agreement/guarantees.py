@@ -34,7 +34,7 @@ def shortfalls(chosen: NetworkSizes, *, n: int, f: Fraction | int, risk: Risk) -
     )
 
 
-def limits(chosen: NetworkSizes, *, n: int, f: Fraction | int, risk: Risk) -> tuple[str, ...]:
+def caveats(chosen: NetworkSizes, *, n: int, f: Fraction | int, risk: Risk) -> tuple[str, ...]:
     """What no size can guarantee: the assumptions, and what they cost."""
     liars = check_population(n, f)
     spare = n - liars - chosen.committee.quorum

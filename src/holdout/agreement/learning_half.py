@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum
 
-from holdout.agreement.context import Desk
+from holdout.agreement.context import PlayerContext
 from holdout.agreement.draws import Draws
 from holdout.agreement.events import (
     BlobKind,
@@ -49,7 +49,7 @@ class Waiting:
     missing: tuple[Digest, ...]
 
 
-class Phases:
+class LearningMessages:
     """Updates and ballots of one round."""
 
     def __init__(self) -> None:
@@ -192,7 +192,7 @@ UPDATE_SLOT = (Kind.UPDATE, 0, 0)
 BALLOT_SLOT = (Kind.BALLOT, 0, 0)
 
 
-class Phase(IntEnum):
+class LearningStage(IntEnum):
     """How far the learning half is."""
 
     PROPOSING = 0
@@ -203,21 +203,23 @@ class Phase(IntEnum):
 
 
 @dataclass(slots=True)
-class Proceedings:
+class LearningHalf:
     """Proposals and ballots of one round."""
 
-    desk: Desk
+    context: PlayerContext
     tip: Tip
     draws: Draws
-    phases: Phases
-    stage: Phase = Phase.PROPOSING
+    learning_messages: LearningMessages
+    stage: LearningStage = LearningStage.PROPOSING
     _judging: Judge | None = None
     _proofs: dict[Role, bytes | None] = field(default_factory=dict)
 
     def proof(self, role: Role) -> bytes | None:
         """The own credential for a role of this round, or None."""
         if role not in self._proofs:
-            self._proofs[role] = self.draws.own(self.desk.signer, role, self.desk.worker)
+            self._proofs[role] = self.draws.own_proof(
+                self.context.signer, role, self.context.worker
+            )
         return self._proofs[role]
 
     # -- proposing ------------------------------------------------------------------------------
@@ -225,42 +227,42 @@ class Proceedings:
     def begin(self) -> None:
         """A drawn proposer starts computing; after a crash it repeats what it has signed."""
         for slot in (UPDATE_SLOT, BALLOT_SLOT):
-            if self.desk.signed(slot) is not None:
-                self.desk.send_again(slot)
-        if not self.desk.may_sign or self.desk.signed(UPDATE_SLOT) is not None:
+            if self.context.signed(slot) is not None:
+                self.context.send_again(slot)
+        if not self.context.may_sign or self.context.signed(UPDATE_SLOT) is not None:
             return
         if self.proof(Role.PROPOSER) is not None:
-            self.desk.emit(Compute(Propose(self.tip.round, self.tip.model)))
+            self.context.emit(Compute(Propose(self.tip.round, self.tip.model)))
 
     def on_proposed(self, event: Proposed) -> None:
         """The own gradient is there: announce it."""
         proof = self.proof(Role.PROPOSER)
         current = event.job == Propose(self.tip.round, self.tip.model)
-        if not current or proof is None or not self.desk.may_sign:
+        if not current or proof is None or not self.context.may_sign:
             return
-        if self.desk.signed(UPDATE_SLOT) is not None:
+        if self.context.signed(UPDATE_SLOT) is not None:
             return
-        self.phases.payloads[event.payload] = True
+        self.learning_messages.payloads[event.payload] = True
         part = update_part(
-            self.desk.chain,
+            self.context.chain,
             self.tip.round,
-            self.desk.worker,
+            self.context.worker,
             self.tip.model,
             event.payload,
-            self.desk.params.payload_bytes,
+            self.context.params.payload_bytes,
         )
-        self.desk.sign(UPDATE_SLOT, part, proof, ((BlobKind.PAYLOAD, event.payload),))
+        self.context.sign(UPDATE_SLOT, part, proof, ((BlobKind.PAYLOAD, event.payload),))
 
     # -- judging --------------------------------------------------------------------------------
 
     def end_proposals(self) -> None:
         """T_P: rank what is in hand."""
-        if self.stage is not Phase.PROPOSING:
+        if self.stage is not LearningStage.PROPOSING:
             return
-        self.stage = Phase.VOTING
-        if not self.desk.may_sign or self.desk.signed(BALLOT_SLOT) is not None:
+        self.stage = LearningStage.VOTING
+        if not self.context.may_sign or self.context.signed(BALLOT_SLOT) is not None:
             return
-        candidates = self.phases.candidates()
+        candidates = self.learning_messages.candidates()
         if not candidates or self.proof(Role.VOTER) is None:
             return
         self._judging = Judge(
@@ -268,17 +270,17 @@ class Proceedings:
             self.tip.model,
             candidates,
             self.tip.radius,
-            self.desk.params.rate(self.tip.steps + 1),
-            self.desk.params.approve_count(len(candidates)),
+            self.context.params.rate(self.tip.steps + 1),
+            self.context.params.approve_count(len(candidates)),
         )
-        self.desk.emit(Compute(self._judging))
+        self.context.emit(Compute(self._judging))
 
     def on_judged(self, event: Judged) -> None:
         """The own ballot is there: send it, however late; later leaders may still use it."""
         job, proof = self._judging, self.proof(Role.VOTER)
-        if event.job != job or proof is None or not self.desk.may_sign:
+        if event.job != job or proof is None or not self.context.may_sign:
             return
-        if self.desk.signed(BALLOT_SLOT) is not None:
+        if self.context.signed(BALLOT_SLOT) is not None:
             return
         approved = [
             job.candidates[place] for place in sorted(set(event.approved))[: job.approve_max]
@@ -287,11 +289,11 @@ class Proceedings:
             return
         entries = tuple(Entry(candidate.proposer, candidate.update_id) for candidate in approved)
         part = ballot_part(
-            self.desk.chain, self.tip.round, self.desk.worker, self.tip.model, entries
+            self.context.chain, self.tip.round, self.context.worker, self.tip.model, entries
         )
         # Who counts this ballot may need the gradients when their proposers are gone.
         payloads = dict.fromkeys(candidate.payload for candidate in approved)
-        self.desk.sign(
+        self.context.sign(
             BALLOT_SLOT, part, proof, tuple((BlobKind.PAYLOAD, payload) for payload in payloads)
         )
 
@@ -300,29 +302,29 @@ class Proceedings:
     def end_ballots(self) -> None:
         """T_B: what is held now, a leader must include."""
         self.end_proposals()
-        if self.stage is Phase.VOTING:
-            self.stage = Phase.GATHERING
-            self.phases.in_time = tuple(sorted(self.phases.ballots()))
+        if self.stage is LearningStage.VOTING:
+            self.stage = LearningStage.GATHERING
+            self.learning_messages.in_time = tuple(sorted(self.learning_messages.ballots()))
 
     def finish(self) -> bool:
         """T_A: the other half begins; False if it has begun before."""
         self.end_ballots()
-        if self.stage is Phase.OVER:
+        if self.stage is LearningStage.OVER:
             return False
-        self.stage = Phase.OVER
+        self.stage = LearningStage.OVER
         return True
 
     def all_proposed(self) -> bool:
         """Whether everybody worth waiting for has proposed."""
-        return self._all(Role.PROPOSER, Kind.UPDATE, self.phases.proposer_settled)
+        return self._all(Role.PROPOSER, Kind.UPDATE, self.learning_messages.proposer_settled)
 
     def all_voted(self) -> bool:
         """Whether everybody worth waiting for has sent a ballot."""
-        return self._all(Role.VOTER, Kind.BALLOT, self.phases.holds_ballot)
+        return self._all(Role.VOTER, Kind.BALLOT, self.learning_messages.holds_ballot)
 
     def _all(self, role: Role, kind: Kind, heard: Callable[[int], bool]) -> bool:
         drawn = self.draws.expected(role)
         if drawn is None:
             return False
-        waited_for = self.desk.attendance.present(kind, drawn, self.tip.round)
+        waited_for = self.context.attendance.present(kind, drawn, self.tip.round)
         return all(map(heard, waited_for))

@@ -34,7 +34,7 @@ class Step(IntEnum):
     DOWN = 5
 
 
-def kind_of(step: int) -> Step:
+def base_step(step: int) -> Step:
     """The kind of a step, whatever the attempt."""
     return Step(step) if step <= Step.DOWN else Step(3 + (step - 3) % 3)
 

@@ -234,7 +234,7 @@ class Timing:
     """The time to fetch a block body."""
     validate: int = 500 * MILLISECOND
     """The time to recompute a block."""
-    early: bool = True
+    ends_waits_early: bool = True
     """Whether a wait ends as soon as everybody expected has been heard."""
 
     def lead_at(self) -> int:
@@ -263,7 +263,7 @@ class Timing:
 class Limits:
     """What a peer may make a worker hold."""
 
-    early: int = 8
+    early_messages: int = 8
     """Messages of the next round, per worker."""
     bodies: int = 3
     """Blocks of the best leads that are fetched, per period."""

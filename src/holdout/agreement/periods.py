@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from holdout.agreement.blocks import Draft, assemble
 from holdout.agreement.codec import BOTTOM, digest, u32
-from holdout.agreement.context import Blobs, Desk
+from holdout.agreement.context import Blobs, PlayerContext
 from holdout.agreement.draws import Draws
 from holdout.agreement.events import (
     BlobKind,
@@ -23,10 +23,10 @@ from holdout.agreement.events import (
     Urgency,
     Want,
 )
-from holdout.agreement.learning_half import Phases
+from holdout.agreement.learning_half import LearningMessages
 from holdout.agreement.messages import Bundle, Kind, Lead, Step, lead_part, vote_part
 from holdout.agreement.params import ATTEMPTS_MAX, Mode
-from holdout.agreement.safety import OwnSlot
+from holdout.agreement.safety import OwnSlot, Phase
 from holdout.agreement.sortition import Role, next_seed, seed_alpha
 from holdout.agreement.validation import Validation, Validity
 from holdout.agreement.votes import Leads, Reached, Tracker
@@ -37,9 +37,9 @@ from holdout.ids import Digest
 class Periods:
     """Period, phase and votes of one round."""
 
-    desk: Desk
+    context: PlayerContext
     draws: Draws
-    phases: Phases
+    learning_messages: LearningMessages
     validation: Validation
     tracker: Tracker
     leads: Leads = field(default_factory=Leads)
@@ -53,17 +53,17 @@ class Periods:
     @property
     def round(self) -> int:
         """The round that is being decided."""
-        return self.desk.safety.round
+        return self.context.safety.round
 
     @property
     def period(self) -> int:
         """The current period."""
-        return self.desk.safety.period
+        return self.context.safety.period
 
     @property
-    def phase(self) -> int:
-        """0 before the filter, 1 before the deadline, 2 recovery."""
-        return self.desk.safety.phase
+    def phase(self) -> Phase:
+        """How far this worker is in the period."""
+        return self.context.safety.phase
 
     # -- entering -------------------------------------------------------------------------------
 
@@ -76,25 +76,25 @@ class Periods:
 
     def resume(self) -> None:
         """After a crash: as if the period began now; recovery goes on at once."""
-        for bundle in self.desk.safety.bundles:
+        for bundle in self.context.safety.bundles:
             self.tracker.add_bundle(bundle)
             self.tracker.newly_reached(bundle.period, bundle.step, bundle.value)
         self.prepare()
         if any(
             kind is Kind.VOTE and step > Step.CERT and period == self.period
-            for kind, period, step in self.desk.safety.mine
+            for kind, period, step in self.context.safety.mine
         ):
-            self.desk.safety.phase = 2
+            self.context.safety.phase = Phase.RECOVERY
         self.started = True
-        if self.phase == 2:  # noqa: PLR2004
-            self._set_timer(TimerKind.RETRY, self.desk.now)
+        if self.phase is Phase.RECOVERY:
+            self._set_timer(TimerKind.RETRY, self.context.now)
         else:
             self._set_timers()
 
     def enter(self, period: int, *, with_lead: bool) -> None:
         """A quorum ended the period before, or speaks of this one already."""
-        safety = self.desk.safety
-        safety.period, safety.phase = period, 0
+        safety = self.context.safety
+        safety.period, safety.phase = period, Phase.FILTER
         self.started = True
         self._draft, self._retries = None, 0
         self.tracker.forget_before(period - 1)
@@ -102,7 +102,7 @@ class Periods:
         safety.forget_before(period)
         self._remember()
         self.prepare()
-        self.desk.emit(Entered(self.round, period))
+        self.context.emit(Entered(self.round, period))
         self._set_timers()
         # At once, not only at the next retry: what one knows at entry, all know at the filter.
         for reached in self._reasons():
@@ -116,8 +116,8 @@ class Periods:
         self.validation.enter(
             self.period,
             active=self.checks_blocks(self.period),
-            needed=self.tracker.values().union(self.desk.safety.held),
-            announced=self.phases.announced(),
+            needed=self.tracker.values().union(self.context.safety.held),
+            announced=self.learning_messages.announced(),
         )
         carried = self.carried()
         if carried is not None:
@@ -130,18 +130,18 @@ class Periods:
 
         In mode `self` everybody's is: whoever is ready, drawn or not, must not turn back.
         """
-        if self.desk.params.mode is not Mode.SHUFFLE:
+        if self.context.params.mode is not Mode.SHUFFLE:
             return True
         members = self.draws.expected(Role.COMMITTEE, period)
-        return members is None or self.desk.worker in members
+        return members is None or self.context.worker in members
 
     def _set_timers(self) -> None:
-        timing, now = self.desk.timing, self.desk.now
+        timing, now = self.context.timing, self.context.now
         self._set_timer(TimerKind.FILTER, now + timing.filter_after(self.period))
         self._set_timer(TimerKind.DEADLINE, now + timing.deadline_after(self.period))
 
     def _set_timer(self, kind: TimerKind, at: int) -> None:
-        self.desk.emit(SetTimer(Timer(kind, self.round, self.period), at))
+        self.context.emit(SetTimer(Timer(kind, self.round, self.period), at))
 
     # -- why this period was entered ---------------------------------------------------------------
 
@@ -166,10 +166,10 @@ class Periods:
     def lead(self) -> None:
         """Announce a block, if drawn for it: a fresh one, or the one that was carried over."""
         slot = (Kind.LEAD, self.period, 0)
-        if not self.desk.may_sign:
+        if not self.context.may_sign:
             return
-        if self.desk.signed(slot) is not None:
-            self.desk.send_again(slot)
+        if self.context.signed(slot) is not None:
+            self.context.send_again(slot)
             return
         proof = self._lead_proof()
         if proof is None:
@@ -189,7 +189,9 @@ class Periods:
 
     def _lead_proof(self) -> bytes | None:
         if self._leader is None or self._leader[0] != self.period:
-            proof = self.draws.own(self.desk.signer, Role.LEADER, self.desk.worker, self.period)
+            proof = self.draws.own_proof(
+                self.context.signer, Role.LEADER, self.context.worker, self.period
+            )
             self._leader = (self.period, proof)
         return self._leader[1]
 
@@ -198,19 +200,19 @@ class Periods:
         tip = self.validation.tip
         seed_proof, out = b"", None
         if self.period == 0:
-            seed_proof, out = self.desk.signer.prove(
-                seed_alpha(self.desk.chain, tip.round, tip.seed_in)
+            seed_proof, out = self.context.signer.prove(
+                seed_alpha(self.context.chain, tip.round, tip.seed_in)
             )
         return assemble(
             tip,
-            self.desk.genesis,
-            leader=self.desk.worker,
+            self.context.genesis,
+            leader=self.context.worker,
             original_period=self.period,
-            seed=next_seed(tip.round, tip.seed_in, self.desk.worker, out, tip.old_block),
+            seed=next_seed(tip.round, tip.seed_in, self.context.worker, out, tip.old_block),
             seed_proof=seed_proof,
-            updates=self.phases.updates(),
-            ballots=self.phases.ballots(),
-            evidence=tuple(self.phases.proofs().values()),
+            updates=self.learning_messages.updates(),
+            ballots=self.learning_messages.ballots(),
+            evidence=tuple(self.learning_messages.proofs().values()),
         )
 
     def go_on_leading(self) -> None:
@@ -224,20 +226,20 @@ class Periods:
         self._draft = None
         value = block.header.digest
         self.validation.add_own(block)
-        self.desk.emit(Keep(value, block.encode()))
+        self.context.emit(Keep(value, block.encode()))
         self._announce(proof, self.period, value, ((BlobKind.BLOCK, value),))
 
     def _announce(self, proof: bytes, original: int, value: Digest, blobs: Blobs) -> None:
         part = lead_part(
-            self.desk.chain, self.round, self.period, self.desk.worker, original, value
+            self.context.chain, self.round, self.period, self.context.worker, original, value
         )
-        self.desk.sign((Kind.LEAD, self.period, 0), part, proof, blobs)
+        self.context.sign((Kind.LEAD, self.period, 0), part, proof, blobs)
 
     # -- soft and cert --------------------------------------------------------------------------
 
     def filter(self) -> None:
         """The soft vote, at most one in a period."""
-        self.desk.safety.phase = 1
+        self.context.safety.phase = Phase.DEADLINE
         bound = self.bound_to()
         if bound is not None:
             self._vote(Step.SOFT, bound)
@@ -255,7 +257,7 @@ class Periods:
             return False
         if (header.leader, header.original_period) != (lead.worker, lead.period):
             return False
-        return self.period > self.desk.params.inclusion_periods or self._includes(lead.value)
+        return self.period > self.context.params.inclusion_periods or self._includes(lead.value)
 
     def _includes(self, value: Digest) -> bool:
         block = self.validation.block(value)
@@ -266,7 +268,7 @@ class Periods:
             convicted = self.draws.convict(evidence)
             if not isinstance(convicted, str):
                 accounted.add(convicted.worker)
-        return all(worker in accounted for worker in self.phases.in_time)
+        return all(worker in accounted for worker in self.learning_messages.in_time)
 
     def staged(self) -> Digest | None:
         """The value with a soft quorum in this period."""
@@ -283,16 +285,16 @@ class Periods:
     def try_cert(self) -> None:
         """The cert vote: never after a recovery vote of the same period."""
         value = self.committable()
-        if value is not None and self.phase <= 1:
+        if value is not None and self.phase is not Phase.RECOVERY:
             self._vote(Step.CERT, value)
 
     # -- recovery -------------------------------------------------------------------------------
 
     def deadline(self) -> None:
         """The period has taken too long."""
-        if self.phase == 0:
+        if self.phase is Phase.FILTER:
             self.filter()
-        self.desk.safety.phase = 2
+        self.context.safety.phase = Phase.RECOVERY
         self.recover()
         self._set_retry()
 
@@ -303,22 +305,22 @@ class Periods:
         self._set_retry()
 
     def _set_retry(self) -> None:
-        if self.desk.params.mode is Mode.SELF and self._retries < ATTEMPTS_MAX:
-            interval = 4 * self.desk.timing.delay << self._retries
+        if self.context.params.mode is Mode.SELF and self._retries < ATTEMPTS_MAX:
+            interval = 4 * self.context.timing.delay << self._retries
         else:
-            interval = self.desk.timing.retry_after(self._retries)
-        name = digest("jitter", u32(self.desk.worker), u32(self.period), u32(self._retries))
+            interval = self.context.timing.retry_after(self._retries)
+        name = digest("jitter", u32(self.context.worker), u32(self.period), u32(self._retries))
         jitter = int.from_bytes(name[:4], "big") % (interval // 4 + 1)
-        self._set_timer(TimerKind.RETRY, self.desk.now + interval + jitter)
+        self._set_timer(TimerKind.RETRY, self.context.now + interval + jitter)
 
     def recover(self) -> None:
         """LATE before REDO before DOWN, by what is known now; then repeat what was said."""
-        said = tuple(self.desk.safety.mine)
+        said = tuple(self.context.safety.mine)
         shift = 3 * self._attempt()
         value, bound = self.committable(), self.bound_to()
         if value is not None:
             self._vote(Step.LATE + shift, value)
-        elif (Kind.VOTE, self.period, Step.CERT) in self.desk.safety.mine:
+        elif (Kind.VOTE, self.period, Step.CERT) in self.context.safety.mine:
             pass  # Its block is gone: nothing may contradict the CERT vote.
         elif bound is not None:
             self._vote(Step.REDO + shift, bound)
@@ -327,15 +329,15 @@ class Periods:
         self.resync(said)
 
     def _attempt(self) -> int:
-        return min(self._retries, ATTEMPTS_MAX - 1) if self.desk.params.mode is Mode.SELF else 0
+        return min(self._retries, ATTEMPTS_MAX - 1) if self.context.params.mode is Mode.SELF else 0
 
     def resync(self, said: tuple[OwnSlot, ...]) -> None:
         """Send again what was said before, and what others need to be where this worker is."""
         for slot in said:
             if slot[0] in {Kind.UPDATE, Kind.BALLOT} or slot[1] == self.period:
-                self.desk.send_again(slot)
-        for bundle in self.evidence_of_progress():
-            self.desk.emit(Broadcast(bundle.encode(), Urgency.VOTE))
+                self.context.send_again(slot)
+        for bundle in self.progress_bundles():
+            self.context.emit(Broadcast(bundle.encode(), Urgency.VOTE))
         value = self.staged()
         if value is not None:
             self.want_block(value)
@@ -347,14 +349,14 @@ class Periods:
         voters = self.tracker.voters(self.period, Step.SOFT, value)
         if not voters:  # Carried on from the period before.
             voters = self.tracker.voters(self.period - 1, Step.LATE, value)
-        self.desk.emit(Want(BlobKind.BLOCK, value, (*hints, *voters)))
+        self.context.emit(Want(BlobKind.BLOCK, value, (*hints, *voters)))
 
     def want_led(self, lead: Lead, *hints: int) -> None:
         """Have the block of a lead fetched, if this worker may have to vote for it."""
         # What was carried on is fetched when its quorum is seen: anybody can lead with anything.
         fresh = lead.original_period == lead.period
         if fresh and self.validation.active:
-            best = self.leads.best(lead.period)[: self.desk.limits.bodies]
+            best = self.leads.best(lead.period)[: self.context.limits.bodies]
             if lead in best:
                 self.want_block(lead.value, lead.worker, *hints)
 
@@ -362,20 +364,22 @@ class Periods:
 
     def _vote(self, step: int, value: Digest) -> None:
         slot = (Kind.VOTE, self.period, step)
-        if not self.desk.may_sign or self.desk.signed(slot) is not None:
+        if not self.context.may_sign or self.context.signed(slot) is not None:
             return
         blobs = self._back(step, value)
         self._remember()
-        proof = self.draws.own(
-            self.desk.signer, Role.COMMITTEE, self.desk.worker, self.period, step
+        proof = self.draws.own_proof(
+            self.context.signer, Role.COMMITTEE, self.context.worker, self.period, step
         )
         if proof is None:
             # Ready, though not drawn: what it is ready for must outlive a crash as well.
-            if self.desk.params.mode is Mode.SELF:
-                self.desk.persist(blobs)
+            if self.context.params.mode is Mode.SELF:
+                self.context.persist(blobs)
             return
-        part = vote_part(self.desk.chain, self.round, self.period, step, self.desk.worker, value)
-        self.desk.sign(slot, part, proof, blobs)
+        part = vote_part(
+            self.context.chain, self.round, self.period, step, self.context.worker, value
+        )
+        self.context.sign(slot, part, proof, blobs)
 
     def _back(self, step: int, value: Digest) -> Blobs:
         """The block and model that a CERT or LATE vote vouches for."""
@@ -383,13 +387,13 @@ class Periods:
             return ()
         header = self.validation.header(value)
         assert header is not None  # noqa: S101  # It is committable.
-        self.desk.safety.held[value] = header.encode()
+        self.context.safety.held[value] = header.encode()
         return (BlobKind.BLOCK, value), (BlobKind.MODEL, header.model)
 
     def _remember(self) -> None:
         """Why this period was entered and its soft quorum become part of the durable state."""
         reasons = [*self._reasons(), *self.tracker.quorums(self.period, (Step.SOFT,))]
-        self.desk.safety.bundles = tuple(map(self.bundle, reasons))
+        self.context.safety.bundles = tuple(map(self.bundle, reasons))
 
     # -- quorums --------------------------------------------------------------------------------
 
@@ -414,10 +418,10 @@ class Periods:
     def on_available(self) -> None:
         """A block has become valid here, or has got its soft quorum."""
         self.try_cert()
-        if self.phase == 2 and self.committable() is not None:  # noqa: PLR2004
+        if self.phase is Phase.RECOVERY and self.committable() is not None:
             self.recover()
 
-    def evidence_of_progress(self) -> list[Bundle]:
+    def progress_bundles(self) -> list[Bundle]:
         """The bundles that bring others to where this worker is, or beyond.
 
         A certificate among them is of a block that is not here yet: another may have it.
@@ -428,7 +432,7 @@ class Periods:
 
     def bundle(self, reached: Reached) -> Bundle:
         """The votes behind a quorum."""
-        return self.tracker.bundle(self.desk.chain, self.round, reached)
+        return self.tracker.bundle(self.context.chain, self.round, reached)
 
     def _broadcast(self, reached: Reached) -> None:
-        self.desk.emit(Broadcast(self.bundle(reached).encode(), Urgency.VOTE))
+        self.context.emit(Broadcast(self.bundle(reached).encode(), Urgency.VOTE))

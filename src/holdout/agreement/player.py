@@ -23,9 +23,9 @@ from collections.abc import Callable, Sequence
 from typing import assert_never
 
 from holdout.agreement import wire
-from holdout.agreement.chain_sync import ChainAnswers, Early, Following
-from holdout.agreement.context import Attendance, Desk
-from holdout.agreement.draws import Signed
+from holdout.agreement.chain_sync import ChainAnswers, ChainSync, EarlyMessages
+from holdout.agreement.context import Attendance, PlayerContext
+from holdout.agreement.draws import SignedMessage
 from holdout.agreement.events import (
     Action,
     Alarm,
@@ -74,7 +74,7 @@ from holdout.agreement.messages import (
 )
 from holdout.agreement.params import Genesis, Limits, Mode, Timing
 from holdout.agreement.round import Round
-from holdout.agreement.safety import NEVER, Safety, SigningMemory, read_safety
+from holdout.agreement.safety import NEVER, Phase, Safety, SigningMemory, read_safety
 from holdout.agreement.sortition import Role
 from holdout.agreement.validation import Tools, Validity
 from holdout.agreement.wire import Unverified
@@ -122,7 +122,7 @@ class Player:
         limits = limits or Limits()
         stored = None if safety is None else read_safety(safety, genesis.chain)
         state = self._continue(stored)
-        self._desk = Desk(
+        self._context = PlayerContext(
             genesis,
             worker,
             signer,
@@ -137,10 +137,10 @@ class Player:
         )
         self._decode = decode
         self._tools = tools or Tools()
-        self._answers = ChainAnswers(self._desk)
-        self._following = Following(self._desk, self._ledger, self._decide)
+        self._answers = ChainAnswers(self._context)
+        self._chain_sync = ChainSync(self._context, self._ledger, self._decide)
         self._models: dict[Digest, None] = {}
-        self._early = Early(limits.early)
+        self._early_messages = EarlyMessages(limits.early_messages)
         self._in_round = False
         self._round = self._new_round()
 
@@ -164,12 +164,12 @@ class Player:
     @property
     def period(self) -> int:
         """The current period."""
-        return self._desk.safety.period
+        return self._context.safety.period
 
     @property
-    def phase(self) -> int:
-        """0 before the filter, 1 before the deadline, 2 recovery."""
-        return self._desk.safety.phase
+    def phase(self) -> Phase:
+        """How far this worker is in the period."""
+        return self._context.safety.phase
 
     @property
     def model(self) -> Digest:
@@ -179,34 +179,34 @@ class Player:
     @property
     def observer(self) -> bool:
         """Whether this worker only watches, because it may have forgotten votes."""
-        return self._desk.safety.round < self._desk.memory.votes_from
+        return self._context.safety.round < self._context.memory.votes_from
 
     @property
     def halted(self) -> bool:
         """Whether this worker has stopped voting for good."""
-        return self._desk.halted
+        return self._context.halted
 
     def held(self) -> int:
         """How many things are in memory because of peers: bounded, whatever they send."""
-        following = self._following.size() + len(self._models)
-        return self._round.size() + self._early.size() + following
+        following = self._chain_sync.size() + len(self._models)
+        return self._round.size() + self._early_messages.size() + following
 
     def holds(self, role: Role) -> bool:
         """Whether this worker was drawn for a role of this round (`P` or `V`)."""
-        return self._round.proceedings.proof(role) is not None
+        return self._round.learning.proof(role) is not None
 
     def wait(self, timing: Timing) -> None:
         """Wait so long from the next timer on: for a driver that measures its network."""
-        self._desk.timing = timing
+        self._context.timing = timing
 
     # -- the machine ----------------------------------------------------------------------------
 
     def handle(self, event: Event, now: int) -> list[Action]:
         """What must be done about this event, in order."""
-        self._desk.now = now
+        self._context.now = now
         self._on_event(event)
         self._count_own()
-        actions, self._desk.actions = self._desk.actions, []
+        actions, self._context.actions = self._context.actions, []
         return actions
 
     def _on_event(self, event: Event) -> None:
@@ -216,9 +216,9 @@ class Player:
             case TimerFired():
                 self._on_timer(event.timer)
             case Proposed():
-                self._round.proceedings.on_proposed(event)
+                self._round.learning.on_proposed(event)
             case Judged():
-                self._round.proceedings.on_judged(event)
+                self._round.learning.on_judged(event)
             case ModelReady():
                 self._on_model(event.digest)
             case Start():
@@ -254,67 +254,67 @@ class Player:
     def _count_own(self) -> None:
         """What this worker has signed is counted after the rule that signed it has finished."""
         while True:
-            if self._in_round and self._desk.timing.early:
+            if self._in_round and self._context.timing.ends_waits_early:
                 self._round.hurry()
-            if not self._desk.own:
+            if not self._context.uncounted:
                 return
-            message = self._desk.own.popleft()
+            message = self._context.uncounted.popleft()
             if self._in_round and message.round == self.round:
-                self._round.take(self._desk.worker, b"", message)
+                self._round.take(self._context.worker, b"", message)
 
     # -- rounds ---------------------------------------------------------------------------------
 
     def _on_start(self, nonce: bytes) -> None:
-        self._desk.memory.nonce = nonce
-        self._following.ask_head()
+        self._context.memory.nonce = nonce
+        self._chain_sync.ask_head()
         self._follow()
 
     def _new_round(self) -> Round:
         tip = self._ledger.tip()
-        draws = self._following.draws_of(tip.round, tip.seed_in)
-        return Round(self._desk, tip, draws, self._tools, self._decide)
+        draws = self._chain_sync.draws_of(tip.round, tip.seed_in)
+        return Round(self._context, tip, draws, self._tools, self._decide)
 
     def _enter(self) -> None:
         """Time zero of a round; or, after a crash, wherever this worker was in it."""
-        desk = self._desk
+        context = self._context
         self._in_round = True
         self._round = self._new_round()
-        desk.emit(Entered(self.round, self.period))
-        desk.emit(Forget(self.round))
-        self._following.ask_head()
-        for header in map(read_header, desk.safety.held.values()):
+        context.emit(Entered(self.round, self.period))
+        context.emit(Forget(self.round))
+        self._chain_sync.ask_head()
+        for header in map(read_header, context.safety.held.values()):
             self._models[header.model] = None
         self._round.begin()
-        if desk.safety.mine or self.period:
-            behind = Behind(desk.chain, self.round, self.period)
-            desk.emit(Broadcast(behind.encode(), Urgency.ANSWER))
+        if context.safety.mine or self.period:
+            behind = Behind(context.chain, self.round, self.period)
+            context.emit(Broadcast(behind.encode(), Urgency.ANSWER))
             self._repeat_own()
-        for peer, data, message in self._early.take(self.round):
+        for peer, data, message in self._early_messages.take(self.round):
             if self._in_round and message.round == self.round:
                 self._round.take(peer, data, message)
 
     def _repeat_own(self) -> None:
         """What was signed before a crash is sent again and counts again."""
-        desk = self._desk
-        for slot, data in desk.safety.mine.items():
+        context = self._context
+        for slot, data in context.safety.mine.items():
             if slot[0] in {Kind.LEAD, Kind.VOTE}:
-                desk.send_again(slot)
+                context.send_again(slot)
             message = self._decode(data).claim
             assert isinstance(message, Update | BallotMessage | Lead | Vote)  # noqa: S101
-            desk.own.append(message)
+            context.uncounted.append(message)
 
     def _on_timer(self, timer: Timer) -> None:
         if not self._in_round:
             if (timer.kind, timer.round) == (TimerKind.RETRY, self.round):
                 # Still without the newest model: somebody else may help.
-                self._following.tell_somebody()
-                self._following.ask_head()
+                self._chain_sync.tell_somebody()
+                self._chain_sync.ask_head()
                 self._ask_again()
         elif (timer.round, timer.period) == (self.round, self.period):
             self._round.on_timer(timer)
             if timer.kind is TimerKind.RETRY:
-                self._following.ask_head()
-                self._following.ask_if_behind()
+                self._chain_sync.ask_head()
+                self._chain_sync.ask_if_behind()
 
     # -- the chain ------------------------------------------------------------------------------
 
@@ -323,12 +323,12 @@ class Player:
         validation = self._round.validation
         if validation.verdict(header.digest) is Validity.INVALID:
             why = validation.reason(header.digest)
-            self._desk.emit(Alarm(f"round {header.round} is certified but invalid here: {why}"))
+            self._context.emit(Alarm(f"round {header.round} is certified but invalid here: {why}"))
         block = validation.block(header.digest)
         selected = None if block is None else tuple(proposer for proposer, _ in block.selection)
         self._ledger.append(header)
         finished = Finished(header.encode(), certificate)
-        self._following.unsaved.append((finished, header, selected))
+        self._chain_sync.unsaved.append((finished, header, selected))
         self._follow()
 
     def _follow(self) -> None:
@@ -338,16 +338,18 @@ class Player:
             self._commit()
             return
         hints: tuple[int, ...] = ()
-        if self._following.unsaved:
-            finished, _, _ = self._following.unsaved[-1]
+        if self._chain_sync.unsaved:
+            finished, _, _ = self._chain_sync.unsaved[-1]
             hints = tuple(mark.worker for mark in finished.certificate.marks)
-        self._desk.emit(Want(BlobKind.MODEL, self._ledger.model, hints))
+        self._context.emit(Want(BlobKind.MODEL, self._ledger.model, hints))
         self._ask_again()
 
     def _ask_again(self) -> None:
-        self._following.questions += 1
-        at = self._desk.now + self._desk.timing.retry_after(min(self._following.questions, 3))
-        self._desk.emit(SetTimer(Timer(TimerKind.RETRY, self.round, 0), at))
+        self._chain_sync.questions += 1
+        at = self._context.now + self._context.timing.retry_after(
+            min(self._chain_sync.questions, 3)
+        )
+        self._context.emit(SetTimer(Timer(TimerKind.RETRY, self.round, 0), at))
 
     def _on_model(self, model: Digest) -> None:
         self._models[model] = None
@@ -356,31 +358,31 @@ class Player:
 
     def _commit(self) -> None:
         """The newest decided model is here: make it durable, tell, and go on."""
-        desk, unsaved = self._desk, self._following.unsaved
+        context, unsaved = self._context, self._chain_sync.unsaved
         if unsaved:
-            self._following.unsaved = []
-            desk.memory.settle(self.round - 1)
+            self._chain_sync.unsaved = []
+            context.memory.settle(self.round - 1)
             # Blocks behind own votes are on disk already; of others only those that are in hand.
             blocks = tuple(
                 (BlobKind.BLOCK, header.digest)
                 for _, header, selected in unsaved
-                if selected is not None and header.digest not in desk.safety.held
+                if selected is not None and header.digest not in context.safety.held
             )
-            desk.safety = Safety(round=self.round)
+            context.safety = Safety(round=self.round)
             finished = tuple(item for item, _, _ in unsaved)
-            desk.persist(((BlobKind.MODEL, self._ledger.model), *blocks), finished)
+            context.persist(((BlobKind.MODEL, self._ledger.model), *blocks), finished)
             for _, header, selected in unsaved:
                 stepped = header.kind is BlockKind.STEP
-                desk.emit(Commit(header.round, header.digest, header.model, stepped, selected))
-            desk.emit(Relay(finished[-1].encode(), Urgency.VOTE, desk.worker))
+                context.emit(Commit(header.round, header.digest, header.model, stepped, selected))
+            context.emit(Relay(finished[-1].encode(), Urgency.VOTE, context.worker))
         self._models = {self._ledger.model: None}
-        self._following.questions = 0
+        self._chain_sync.questions = 0
         self._enter()
 
     # -- what comes from peers ------------------------------------------------------------------
 
     def _reject(self, peer: int, fault: MessageFault) -> None:
-        self._desk.emit(Reject(peer, fault))
+        self._context.emit(Reject(peer, fault))
 
     def _on_received(self, peer: int, data: bytes) -> None:
         try:
@@ -395,28 +397,28 @@ class Player:
             case Bundle() | Evidence():
                 self._on_gathered(peer, message)
             case Finished():
-                self._following.on_finished(peer, message, self._round)
+                self._chain_sync.on_finished(peer, message, self._round)
             case HeadAnswer():
-                self._following.on_head_answer(peer, message)
+                self._chain_sync.on_head_answer(peer, message)
             case GetBlocks() | GetUpdates() | Behind() | HeadQuery():
-                self._answers.give(peer, message, self._following.decided, self._round)
+                self._answers.give(peer, message, self._chain_sync.decided, self._round)
             case _:
                 assert_never(message)
 
-    def _on_signed(self, peer: int, data: bytes, claim: Signed) -> None:
+    def _on_signed(self, peer: int, data: bytes, claim: SignedMessage) -> None:
         ahead = claim.round - self.round
-        if claim.chain != self._desk.chain:
+        if claim.chain != self._context.chain:
             self._reject(peer, MessageFault.WRONG_CHAIN)
-        elif claim.worker >= self._desk.params.workers:
+        elif claim.worker >= self._context.params.workers:
             self._reject(peer, MessageFault.UNKNOWN_WORKER)
         elif ahead < 0:
-            self._following.on_old(peer, claim)
+            self._chain_sync.on_old(peer, claim)
         elif ahead == 0 and self._in_round:
             self._round.receive(peer, data, claim)
         elif ahead <= 1 and not getattr(claim, "period", 0):
             self._on_early(peer, data, claim)
         else:
-            self._following.on_ahead(peer, claim)
+            self._chain_sync.on_ahead(peer, claim)
 
     def _on_gathered(self, peer: int, message: Bundle | Evidence) -> None:
         """A bundle, or evidence."""
@@ -425,7 +427,7 @@ class Player:
                 self._round.receive_evidence(peer, message)
             else:
                 self._reject(peer, MessageFault.STALE)
-        elif message.chain != self._desk.chain:
+        elif message.chain != self._context.chain:
             self._reject(peer, MessageFault.WRONG_CHAIN)
         elif message.round != self.round or not self._in_round:
             early = message.round >= self.round
@@ -433,15 +435,15 @@ class Player:
         else:
             self._round.receive_bundle(peer, message)
 
-    def _on_early(self, peer: int, data: bytes, claim: Signed) -> None:
+    def _on_early(self, peer: int, data: bytes, claim: SignedMessage) -> None:
         """Of the round that comes next: its lottery is known already, so it can be verified."""
         seed = self._ledger.seed(claim.round)
         if seed is None:
             self._reject(peer, MessageFault.TOO_EARLY)
             return
-        found = self._early.fault(data, claim)
+        found = self._early_messages.fault(data, claim)
         if found is None:
-            draws = self._following.draws_of(claim.round, seed)
-            found = self._early.add(peer, data, draws.verify(Unverified(claim)))
+            draws = self._chain_sync.draws_of(claim.round, seed)
+            found = self._early_messages.add(peer, data, draws.verify(Unverified(claim)))
         if found is not None:
             self._reject(peer, found)

@@ -7,6 +7,7 @@ may have voted before.
 """
 
 from dataclasses import dataclass, field
+from enum import IntEnum
 
 from holdout.agreement.codec import (
     DIGEST_BYTES,
@@ -47,13 +48,24 @@ HELD_KEPT = 16
 """Headers of blocks behind own votes; of older ones the block can be fetched if it is decided."""
 
 
+class Phase(IntEnum):
+    """How far a worker is in the current period; written to its store as this number."""
+
+    FILTER = 0
+    """It waits for leads, to give its SOFT vote."""
+    DEADLINE = 1
+    """It waits for the period to succeed, and may give its CERT vote."""
+    RECOVERY = 2
+    """The period has taken too long: LATE, REDO and DOWN votes only."""
+
+
 @dataclass(slots=True)
 class Safety:
     """The persistent state of a player."""
 
     round: int
     period: int = 0
-    phase: int = 0
+    phase: Phase = Phase.FILTER
     votes_from: int = 0
     """The first round in which this worker may sign anything."""
     mine: dict[OwnSlot, bytes] = field(default_factory=dict)
@@ -115,7 +127,7 @@ def read_safety(data: bytes, chain: Digest) -> Safety | None:
 def _read(reader: Reader, chain: Digest) -> Safety:
     if reader.blob(16) != b"safety" or reader.digest() != chain:
         raise InvalidMessage("the store belongs to another network")
-    safety = Safety(reader.u64(), reader.u32(), reader.u8(), reader.u64())
+    safety = Safety(reader.u64(), reader.u32(), _read_phase(reader), reader.u64())
     for kind, period, step, data in reader.items(
         lambda r: (r.u8(), r.u32(), r.u8(), r.blob(ENVELOPE_BYTES_MAX + 1024)), OWN_MAX
     ):
@@ -126,6 +138,13 @@ def _read(reader: Reader, chain: Digest) -> Safety:
     for header in reader.items(lambda r: r.blob(HEADER_BYTES_MAX), OWN_MAX):
         safety.held[read_header(header).digest] = header
     return safety
+
+
+def _read_phase(reader: Reader) -> Phase:
+    code = reader.u8()
+    if code not in list(Phase):
+        raise InvalidMessage(f"there is no phase {code}")
+    return Phase(code)
 
 
 @dataclass(slots=True)

@@ -204,13 +204,13 @@ def shuffled_committee(n: int, byzantine: int, risk: Risk) -> CommitteeSize:
 
 
 def self_selected_committee(
-    n: int, byzantine: int, risk: Risk, *, each_step: bool = True, attempts: int = ATTEMPTS_MAX
+    n: int, byzantine: int, risk: Risk, *, each_step: bool = True
 ) -> CommitteeSize:
     """Secret self-selection, drawn anew for each step (or, for comparison, once a period)."""
 
     def is_safe(tau: int, quorum: int) -> bool:
         return self_selection_is_safe(
-            n, byzantine, CommitteeSize(tau, quorum), risk, each_step=each_step, attempts=attempts
+            n, byzantine, CommitteeSize(tau, quorum), risk, each_step=each_step
         )
 
     def honest_members(tau: int) -> int:
@@ -232,13 +232,12 @@ def self_selection_is_safe(
     risk: Risk,
     *,
     each_step: bool = True,
-    attempts: int = ATTEMPTS_MAX,
 ) -> bool:
     """Whether a self-selected committee certifies two blocks with an accepted probability only."""
     left = risk.unsafe - two_quorums(n, byzantine, chosen.size, chosen.quorum)
     if left < 0 or not each_step:
         return left >= 0
-    return _steps_agree(n, byzantine, chosen, attempts=attempts, left=left)
+    return _steps_agree(n, byzantine, chosen, left)
 
 
 def two_quorums(n: int, byzantine: int, tau: int, quorum: int) -> float:
@@ -250,9 +249,7 @@ def two_quorums(n: int, byzantine: int, tau: int, quorum: int) -> float:
     )
 
 
-def _steps_agree(
-    n: int, byzantine: int, chosen: CommitteeSize, *, attempts: int, left: float
-) -> bool:
+def _steps_agree(n: int, byzantine: int, chosen: CommitteeSize, left: float) -> bool:
     """Whether committees of different steps contradict each other with at most this probability.
 
     If x honest workers are ready to certify a value, these x refuse to vote it down. So for every
@@ -266,7 +263,7 @@ def _steps_agree(
 
     def voted_down(split: int) -> float:
         law = binomial(honest - split + byzantine, chosen.size, n)
-        return 2 * attempts * law.at_least(chosen.quorum)
+        return 2 * ATTEMPTS_MAX * law.at_least(chosen.quorum)
 
     # The one grows with the split and the other falls.
     found = _smallest(0, honest, lambda low, high: certified(low) + voted_down(high) <= left)

@@ -21,7 +21,7 @@ NEGLIGIBLE = 1e-40
 
 RAREST = 1e-25
 
-REMEMBERED = 32  # A law for a million workers takes a megabyte.
+LAWS_KEPT = 32  # A law for a million workers takes a megabyte.
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +69,7 @@ class Law:
         return self.first
 
 
-@functools.lru_cache(maxsize=REMEMBERED)
+@functools.lru_cache(maxsize=LAWS_KEPT)
 def binomial(trials: int, tau: int, population: int) -> Law:
     """How many of `trials` workers are drawn when each is with probability tau / population."""
     if tau >= population or trials == 0:
@@ -81,7 +81,7 @@ def binomial(trials: int, tau: int, population: int) -> Law:
     return _spread(mode, 0, trials, lambda x: (trials - x) / (x + 1) * odds)
 
 
-@functools.lru_cache(maxsize=REMEMBERED)
+@functools.lru_cache(maxsize=LAWS_KEPT)
 def hypergeometric(population: int, marked: int, drawn: int) -> Law:
     """How many marked workers are among `drawn` of the population, without replacement."""
     lowest, highest = max(0, drawn - (population - marked)), min(drawn, marked)

@@ -7,24 +7,15 @@ arithmetic grants liars that already. What counts here was verified; the tracker
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from enum import Enum
 
 from holdout.agreement.events import MessageFault
-from holdout.agreement.messages import Bundle, Evidence, Lead, Step, Vote, VoteSignature, kind_of
+from holdout.agreement.messages import Bundle, Evidence, Lead, Step, Vote, VoteSignature, base_step
 from holdout.ids import Digest
 
 VERSIONS_MAX = 2  # Of one worker's vote in one slot: two are evidence, more are noise.
 PERIODS_KEPT = 32
 """Periods for which votes that might still decide are kept. A value that had a quorum of them in an
 older period is carried on by the later ones, so nothing is lost with them."""
-
-
-class Added(Enum):
-    """What a vote was to the tracker."""
-
-    COUNTED = "counted"
-    DUPLICATE = "duplicate"
-    SURPLUS = "surplus"
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,19 +38,19 @@ class Tracker:
         self.evidence: dict[int, Evidence] = {}
         """Two votes in one slot, of each worker that was caught."""
 
-    def add(self, vote: Vote) -> Added:
-        """Take a vote that came by itself."""
+    def add(self, vote: Vote) -> MessageFault | None:
+        """Count a verified vote that came by itself; why not, if it cannot be counted."""
         versions = self._direct.setdefault((vote.period, vote.step), {}).setdefault(vote.worker, [])
         if any(version.value == vote.value for version in versions):
-            return Added.DUPLICATE
+            return MessageFault.DUPLICATE
         if len(versions) >= VERSIONS_MAX:
-            return Added.SURPLUS
+            return MessageFault.SURPLUS
         versions.append(vote)
         if len(versions) > 1 and vote.worker not in self.evidence:
             self.evidence[vote.worker] = Evidence.of(versions[0].envelope, versions[1].envelope)
         mark = VoteSignature(vote.worker, vote.envelope.signature, vote.envelope.proof)
         self._at(vote.period, vote.step, vote.value).setdefault(vote.worker, mark)
-        return Added.COUNTED
+        return None
 
     def add_bundle(self, bundle: Bundle) -> None:
         """Take the votes of a bundle, whatever its signers said elsewhere."""
@@ -87,7 +78,7 @@ class Tracker:
         return [
             Reached(p, step, value)
             for p, step, value in self._reached
-            if p == period and kind_of(step) in wanted
+            if p == period and base_step(step) in wanted
         ]
 
     def has_reached(self, period: int, step: int, value: Digest) -> bool:

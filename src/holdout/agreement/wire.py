@@ -38,7 +38,7 @@ from holdout.agreement.messages import (
     Update,
     Vote,
     VoteSignature,
-    kind_of,
+    base_step,
 )
 from holdout.errors import InvalidMessage
 from holdout.ids import Digest
@@ -176,7 +176,7 @@ def _read_entries(reader: Reader) -> tuple[Entry, ...]:
 def _check_step(step: int, value: Digest) -> None:
     if step < Step.SOFT:
         raise InvalidMessage(f"there is no step {step}")
-    if (value == BOTTOM) != (kind_of(step) is Step.DOWN):
+    if (value == BOTTOM) != (base_step(step) is Step.DOWN):
         raise InvalidMessage("votes to go down name no block, all others name one")
 
 

@@ -167,7 +167,7 @@ def _stage(  # noqa: PLR0917  # What a round starts from.
         tuple(
             WorkerId(worker)
             for worker in range(network.params.workers)
-            if draws.own(keys.signer(worker), role, worker) is not None
+            if draws.own_proof(keys.signer(worker), role, worker) is not None
         )
         for role in (Role.PROPOSER, Role.VOTER)
     )
