@@ -166,7 +166,7 @@ def test_each_period_and_role_has_its_own_public_draw():
 
 @pytest.mark.parametrize("size", [-1, 11])
 def test_a_public_draw_of_more_than_all_is_our_bug(size):
-    with pytest.raises(MisuseError, match="at most all workers"):
+    with pytest.raises(MisuseError, match="from none to all of the workers"):
         shuffled(CHAIN, SEED, 1, 0, 10, size)
 
 

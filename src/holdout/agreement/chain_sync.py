@@ -1,8 +1,12 @@
-"""ChainSync the chain: certificates of rounds that others decided, and how to get them.
+"""Rounds other than the current one: catching up with them, helping others to, waiting for them.
+
+    ChainSync      certificates of rounds that others have decided, and how to get them
+    ChainAnswers   what this worker answers when a peer asks where the chain is
+    EarlyMessages  messages of a round that has not begun here
 
 A message of a later round, a certificate that comes before its turn or an answer about the head
-only makes this worker ask. What moves it is a valid certificate for its own round, nothing else:
-otherwise a forged number would silence it.
+only makes this worker ask. It leaves its round for one reason, a valid certificate for that round:
+otherwise a forged round number would silence it.
 """
 
 from collections import Counter
@@ -47,17 +51,17 @@ from holdout.ids import Digest
 class Pace:
     """How often one peer may make this worker do something.
 
-    It remembers as many peers as a network has at most.
+    It remembers at most as many peers as the largest network has.
     """
 
     interval: int
     burst: int
     _spent: dict[int, tuple[int, int]] = field(default_factory=dict)
     _forgotten: int | None = None
-    """When what is over was last dropped: not at every question, it takes a while."""
+    """When peers whose interval is over were last dropped; slow, so it is not done at each call."""
 
     def allows(self, peer: int, now: int) -> bool:
-        """Whether it may once more; counts it if so."""
+        """Whether the peer may do it now; if so, this is counted."""
         start, count = self._spent.get(peer, (now, 0))
         if now - start >= self.interval:
             start, count = now, 0
@@ -79,7 +83,7 @@ class Pace:
 
 
 class Catchup:
-    """What this worker knows about being behind."""
+    """How far behind this worker is, as far as it knows, and what it has asked for."""
 
     def __init__(self, timing: Timing, limits: Limits) -> None:
         self._limits = limits
@@ -89,11 +93,11 @@ class Catchup:
         self._requested_to = 0
 
     def claim(self, round_number: int) -> None:
-        """A member says that it is in this round."""
+        """Note that a member claims to be in this round."""
         self.target = max(self.target, round_number)
 
     def request(self, round_number: int, peer: int, now: int) -> tuple[int, int] | None:
-        """The rounds to ask this peer for; None if there is nothing to ask, or not yet."""
+        """The first and last round to ask this peer for; None if there is nothing to ask now."""
         if self.target <= round_number or not self._questions.allows(peer, now):
             return None
         last = min(self.target - 1, round_number + self._limits.blocks_per_answer - 1)
@@ -101,12 +105,12 @@ class Catchup:
         return round_number, last
 
     def goes_on(self, round_number: int) -> bool:
-        """Whether a whole answer has come and the next one should be asked for."""
+        """Whether an answer has come in full and the next rounds should be asked for."""
         return self._requested_to < round_number < self.target
 
 
 def peer_for(worker: int, round_number: int, count: int, workers: int) -> int:
-    """Another worker to ask, a different one each time, without any randomness of its own."""
+    """Another worker to ask, varying with `count`; chosen by a hash, not at random."""
     number = digest("peer", u32(worker), u64(round_number), u64(count))
     return (worker + 1 + int.from_bytes(number[:8], "big") % (workers - 1)) % workers
 
@@ -114,19 +118,23 @@ def peer_for(worker: int, round_number: int, count: int, workers: int) -> int:
 @dataclass(slots=True)
 class _Kept:
     messages: dict[bytes, tuple[int, SignedMessage]] = field(default_factory=dict)
-    """By their bytes: the peer that each came from, and the message."""
+    """The messages, by their bytes, each with the peer that it came from."""
     of_worker: Counter[int] = field(default_factory=Counter)
 
 
 class EarlyMessages:
-    """What came too early, by round."""
+    """Messages of rounds that have not begun here: verified, kept, and taken when one begins.
+
+    The lottery of the coming round is known one round ahead, so nothing is kept unverified. Only a
+    few messages of each worker are kept, so that nobody can fill the memory.
+    """
 
     def __init__(self, per_worker: int) -> None:
         self._per_worker = per_worker
         self._rounds: dict[int, _Kept] = {}
 
     def fault(self, data: bytes, claim: SignedMessage) -> MessageFault | None:
-        """Why a message need not even be verified; None if it should be."""
+        """Why a message is dropped without being verified; None if it should be verified."""
         kept = self._rounds.get(claim.round)
         if kept is None:
             return None
@@ -137,7 +145,7 @@ class EarlyMessages:
     def add(
         self, peer: int, data: bytes, verified: SignedMessage | MessageFault
     ) -> MessageFault | None:
-        """Keep a message, if it was found good."""
+        """Keep a message if it was verified; otherwise return its fault."""
         if isinstance(verified, MessageFault):
             return verified
         kept = self._rounds.setdefault(verified.round, _Kept())
@@ -146,7 +154,7 @@ class EarlyMessages:
         return None
 
     def take(self, round_number: int) -> list[tuple[int, bytes, SignedMessage]]:
-        """A round begins: what was kept of it, in order; earlier ones are forgotten."""
+        """The messages kept for the round that begins now; those of earlier rounds are dropped."""
         kept = self._rounds.get(round_number, _Kept())
         self._rounds = {n: later for n, later in self._rounds.items() if n > round_number}
         return [(peer, data, message) for data, (peer, message) in kept.messages.items()]
@@ -161,7 +169,7 @@ BURST = 4
 
 
 class ChainAnswers:
-    """Answers questions, each peer's not too often."""
+    """Answers peers that ask where the chain is, none of them too often."""
 
     def __init__(self, context: PlayerContext) -> None:
         self._context = context
@@ -174,7 +182,7 @@ class ChainAnswers:
         decided: int,
         current: Round,
     ) -> None:
-        """Answer, with rounds up to `decided` and with what the current round holds."""
+        """Answer from the rounds up to `decided` and from what the current round holds."""
         if question.chain != self._context.chain:
             self._context.emit(Reject(peer, MessageFault.WRONG_CHAIN))
             return
@@ -203,7 +211,7 @@ class ChainAnswers:
     def _send_updates(self, peer: int, question: GetUpdates, current: Round) -> None:
         if question.round != current.number:
             return
-        # Each once: a question must not be worth many times its size.
+        # Each update once: a short question must not call for an answer many times its size.
         for update_id in dict.fromkeys(question.update_ids):
             update = current.learning_messages.update(update_id)
             if update is not None:
@@ -220,33 +228,34 @@ class ChainAnswers:
 
 
 Unsaved = tuple[Finished, Header, tuple[int, ...] | None]
-"""A decided round, and who was selected in it, if that is known."""
+"""A decided round, and the proposers selected in it, if they are known."""
 
 
 class ChainSync:
-    """Where the chain stands, and what is known of how far others are."""
+    """Follows the chain: knows where it stands and how far others claim to be."""
 
     def __init__(
         self, context: PlayerContext, ledger: Ledger, decide: Callable[[Header, Bundle], None]
     ) -> None:
-        """Nobody is known to be ahead.
+        """At first nobody is known to be ahead.
 
         Args:
-            context: The worker.
+            context: What the parts of the player share.
             ledger: The chain so far.
-            decide: Called with each certificate for the round to be decided.
+            decide: Called with each valid certificate for the round to be decided.
         """
         self._context = context
         self._ledger = ledger
-        # Not the pace of answers: old votes may come from anybody, and must not silence the worker
-        # that signed them when it asks.
+        # Separate from the pace of answers: anybody may send a worker's old votes, and that must
+        # not keep the worker from getting answers when it asks.
         self._help = Pace(context.timing.delay, BURST)
         self._decide = decide
         self._catchup = Catchup(context.timing, context.limits)
         self._ahead: dict[int, tuple[int, Finished]] = {}
         self.unsaved: list[Unsaved] = []
-        """Rounds that are decided but not in the store: their newest model is not here yet."""
+        """Rounds that are decided but not in the store, because the newest model is not here."""
         self.questions = 0
+        """How often this worker has asked since it last made progress."""
 
     @property
     def round(self) -> int:
@@ -259,7 +268,7 @@ class ChainSync:
         return self.round - 1 - len(self.unsaved)
 
     def size(self) -> int:
-        """How many things of peers are held."""
+        """How many certificates and answers of peers are held."""
         return len(self._ahead) + len(self._context.memory.answers)
 
     def draws_of(self, round_number: int, seed: Digest) -> Draws:
@@ -274,7 +283,7 @@ class ChainSync:
     # -- certificates -----------------------------------------------------------------------------
 
     def on_finished(self, peer: int, finished: Finished, current: Round) -> None:
-        """A header and its certificate, from a peer: nobody has checked them."""
+        """Take a header and its certificate from a peer; neither was checked before."""
         certificate = finished.certificate
         try:
             header = read_header(finished.header)
@@ -295,7 +304,11 @@ class ChainSync:
             self._take_ahead(current)
 
     def _on_later(self, peer: int, number: int, finished: Finished) -> None:
-        """Kept unchecked, since the chain up to it is missing: so nothing that cannot be right."""
+        """Keep a certificate whose turn has not come.
+
+        It cannot be verified while the chain before it is missing, but what is obviously wrong is
+        refused.
+        """
         marks = finished.certificate.marks
         if len(marks) < self._context.params.quorum:
             self._reject(peer, MessageFault.NO_QUORUM)
@@ -308,7 +321,7 @@ class ChainSync:
             self._ask(peer)
 
     def _take_ahead(self, current: Round) -> None:
-        """Rounds whose certificates came out of order, nobody has checked them yet."""
+        """Check the certificates that came out of order and whose turn has come."""
         while self.round in self._ahead:
             peer, finished = self._ahead.pop(self.round)
             self._check(peer, read_header(finished.header), finished.certificate, current)
@@ -321,7 +334,7 @@ class ChainSync:
             self._reject(peer, MessageFault.INVALID_BLOCK)
             return
         draws = current.draws
-        if draws.round != header.round:  # Several rounds behind: no round of its own meanwhile.
+        if draws.round != header.round:  # Several rounds behind: `current` is an older one.
             draws = self.draws_of(header.round, tip.seed_in)
         verified = draws.verify_bundle(Unverified(certificate), current.periods.tracker.seen)
         if isinstance(verified, MessageFault):
@@ -334,7 +347,7 @@ class ChainSync:
     # -- others are ahead, or behind --------------------------------------------------------------
 
     def on_ahead(self, peer: int, claim: SignedMessage) -> None:
-        """Somebody is further: ask, if it is a member and not only says so."""
+        """A message of a later round: if a member really signed it, ask for what is missing."""
         if not self._is_signed(claim.worker, claim.envelope):
             self._reject(peer, MessageFault.WRONG_SIGNATURE)
             return
@@ -343,7 +356,7 @@ class ChainSync:
         self._ask(peer)
 
     def on_old(self, peer: int, claim: SignedMessage) -> None:
-        """Somebody is slow, or stuck in a round that is over: then send it the certificate."""
+        """A message of an earlier round: if its sender is stuck there, send the certificate."""
         self._reject(peer, MessageFault.STALE)
         late = claim.round == self.round - 1
         stuck = isinstance(claim, Vote) and (claim.step > Step.CERT or claim.period > 0)
@@ -352,7 +365,7 @@ class ChainSync:
         if late:
             self._context.attendance.note(claim.envelope.kind, claim.worker, claim.round)
         other = self._context.worker != claim.worker
-        # Counted after the signature is checked, or forged votes would use up the help.
+        # Counted only after the signature is checked: forged votes must not use up the help.
         if stuck and other and self._help.allows(claim.worker, self._context.now):
             self._context.emit(SendBlocks(claim.worker, claim.round, claim.round))
 
@@ -366,13 +379,13 @@ class ChainSync:
             self._context.emit(Send(peer, GetBlocks(self._context.chain, *wanted).encode()))
 
     def ask_if_behind(self) -> None:
-        """Ask somebody for the rounds that others claim to have decided."""
+        """Ask some peer for the rounds that others claim to have decided."""
         if self._catchup.target > self.round:
             self.questions += 1
             self._ask(self._some_peer())
 
     def tell_somebody(self) -> None:
-        """Tell a peer where this worker stands, another one each time."""
+        """Tell some peer, a different one each time, where this worker stands."""
         behind = Behind(self._context.chain, self.round, 0)
         self._context.emit(Send(self._some_peer(), behind.encode()))
 
@@ -383,14 +396,14 @@ class ChainSync:
     # -- a lost memory ----------------------------------------------------------------------------
 
     def ask_head(self) -> None:
-        """Without memory: how far is the chain? Until enough others have told."""
+        """If the memory is lost, ask everybody how far the chain is, until enough have answered."""
         memory = self._context.memory
         if memory.lost and memory.recoverable:
             query = HeadQuery(self._context.chain, memory.nonce)
             self._context.emit(Broadcast(query.encode(), Urgency.ANSWER))
 
     def on_head_answer(self, peer: int, answer: HeadAnswer) -> None:
-        """A member says how far the chain is."""
+        """Take a member's answer to how far the chain is."""
         memory = self._context.memory
         wanted = (
             memory.lost and answer.nonce == memory.nonce and answer.chain == self._context.chain

@@ -1,7 +1,7 @@
-"""What all parts of a player share: who it is, what it may sign, and where actions go.
+"""What all parts of a player share: who it is, what it may sign, and the actions it asks for.
 
-Signing happens here and nowhere else: once per slot, durable before it leaves, then counted like
-anybody else's message.
+A player signs here and nowhere else: once for each slot, written to disk before it is sent, and
+then counted like anybody else's message.
 """
 
 from collections import deque
@@ -19,23 +19,29 @@ from holdout.agreement.wire import open_envelope
 from holdout.ids import Digest
 
 PATIENCE = 3
-"""Rounds without a word before nobody waits any more."""
+"""Whoever was silent for this many rounds is not waited for."""
 
 
 class Attendance:
-    """When each worker last spoke in each role."""
+    """When each worker was last heard in each role, and hence who is worth waiting for.
+
+    A wait ends early when everybody expected has been heard. A member that is down, or silent on
+    purpose, would turn every wait into a full one; so whoever has not been heard in a role for some
+    rounds is not waited for, until it is heard again, however late. This decides how long a worker
+    waits and nothing else: what such a member sends in time still counts.
+    """
 
     def __init__(self, first_round: int) -> None:
         self._first = first_round
         self._heard: dict[tuple[Kind, int], int] = {}
 
     def note(self, kind: Kind, worker: int, round_number: int) -> None:
-        """The worker has spoken in this role, in this round."""
+        """Note that the worker was heard in this role, in this round."""
         known = self._heard.get((kind, worker), 0)
         self._heard[kind, worker] = max(known, round_number)
 
     def present(self, kind: Kind, workers: Iterable[int], round_number: int) -> list[int]:
-        """Those of the workers to wait for in this round."""
+        """Those of these workers that should be waited for in this round."""
         since = round_number - PATIENCE
         if since < self._first:
             return list(workers)
@@ -54,7 +60,7 @@ URGENCY = {
 
 @dataclass(slots=True)
 class PlayerContext:
-    """A worker's identity, its memory, and the actions that pile up while it thinks."""
+    """A worker's identity, its memory, and the actions gathered while it handles an event."""
 
     genesis: Genesis
     worker: int
@@ -69,7 +75,7 @@ class PlayerContext:
     halted: bool = False
     actions: list[Action] = field(default_factory=list)
     uncounted: deque[SignedMessage] = field(default_factory=deque)
-    """What this worker has just signed and not counted yet."""
+    """Messages that this worker has just signed and not counted yet."""
 
     @property
     def params(self) -> Params:
@@ -83,19 +89,19 @@ class PlayerContext:
 
     @property
     def may_sign(self) -> bool:
-        """Whether this worker may take part in the current round, or only watches it."""
+        """Whether this worker may take part in the current round; otherwise it only watches."""
         return not self.halted and self.safety.round >= self.memory.votes_from
 
     def emit(self, action: Action) -> None:
-        """Ask the driver for something."""
+        """Ask the driver for an action."""
         self.actions.append(action)
 
     def signed(self, slot: OwnSlot) -> bytes | None:
-        """What this worker has signed for a slot of this round."""
+        """The message that this worker has signed for a slot of this round, or None."""
         return self.safety.mine.get(slot)
 
     def sign(self, slot: OwnSlot, part: bytes, proof: bytes, blobs: Blobs = ()) -> None:
-        """Sign for a slot that is still empty; durable first, then sent, then counted."""
+        """Sign for a slot that is still empty: the message is made durable, sent, then counted."""
         assert slot not in self.safety.mine  # noqa: S101
         envelope = Envelope(slot[0], part, self.signer.sign(part), proof)
         self.safety.mine[slot] = data = envelope.encode()
@@ -106,10 +112,10 @@ class PlayerContext:
         self.uncounted.append(message)
 
     def send_again(self, slot: OwnSlot) -> None:
-        """Broadcast once more what was signed for a slot, as it was."""
+        """Broadcast again exactly what was signed for a slot."""
         self.emit(Broadcast(self.safety.mine[slot], URGENCY[slot[0]]))
 
     def persist(self, blobs: Blobs = (), finished: tuple[Finished, ...] = ()) -> None:
-        """Make the state durable before anything that follows."""
+        """Make the state durable before any action that follows."""
         self.safety.votes_from = self.memory.votes_from
         self.emit(Persist(self.safety.encode(self.chain), blobs, finished))

@@ -1,4 +1,14 @@
-"""The header of a block: what is hashed, voted on and kept (CONSENSUS 2 and 3.3)."""
+"""The header of a block, which is hashed, voted on and kept, and the chain that headers form.
+
+A header links to the block before it, carries the lottery's seed on, names the new model and
+commits to a body that it does not contain. It commits to every item of the body, envelopes with
+their signatures and proofs: if those could be exchanged, a good header could be served with a bad
+body, and the block would be taken for invalid.
+
+A certificate proves that a quorum stood behind a header. Headers and certificates are enough to
+follow the chain (`Ledger`): every certificate contains the vote of an honest worker that recomputed
+the block. What makes a block valid is in `docs/protocol.md`.
+"""
 
 import math
 from collections.abc import Iterable
@@ -26,8 +36,9 @@ class BlockKind(IntEnum):
     """What a block does to the model."""
 
     NOOP = 1
-    """Nothing: no update was accepted. The seed moves on all the same."""
+    """No update was accepted: the model stays as it is. The seed moves on all the same."""
     STEP = 2
+    """The model takes one step along the mean of the selected updates."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,9 +46,9 @@ class Tip:
     """What round r builds on."""
 
     round: int
-    """r itself."""
+    """The round r itself."""
     previous: Digest
-    """The digest of the block before; that of the first block is the network's own."""
+    """The digest of the block before; in round 1, the network's identity."""
     model: Digest
     radius: float
     steps: int
@@ -50,7 +61,7 @@ class Tip:
 
 @dataclass(frozen=True)
 class Header:
-    """A block in brief: whoever has the certificate needs no more to go on."""
+    """A block in brief: with its certificate, all that a worker needs to go on."""
 
     version: int
     chain: Digest
@@ -59,7 +70,7 @@ class Header:
     kind: BlockKind
     leader: int
     original_period: int
-    """The period that it was first proposed in."""
+    """The period in which the block was first announced."""
     seed: Digest
     seed_proof: bytes
     updates_root: Digest
@@ -67,14 +78,14 @@ class Header:
     selection_root: Digest
     evidence_root: Digest
     steps: int
-    """STEP blocks up to and including this one: the learning rate goes by it."""
+    """STEP blocks up to and including this one; the learning rate depends on it."""
     model_previous: Digest
     model: Digest
     radius: float
-    """The bound on norms for the next step."""
+    """The norm bound of the next step."""
 
     def encode(self) -> bytes:
-        """Canonical bytes."""
+        """The header's canonical bytes."""
         return b"".join(
             [
                 u32(self.version),
@@ -130,9 +141,9 @@ def _read_header(reader: Reader) -> Header:
         reader.digest(),
         reader.f64(),
     )
-    # One encoding for one value: neither NaN, which has many, nor a second zero.
+    # One value has one encoding: NaN, which has many, and -0.0 are refused.
     if not (header.radius >= 0 and math.isfinite(header.radius)) or f64(header.radius) == f64(-0.0):
-        raise InvalidMessage("a radius is finite and not negative")
+        raise InvalidMessage("a radius must be finite and not negative")
     return header
 
 
@@ -146,17 +157,17 @@ def _read_kind(reader: Reader) -> BlockKind:
 def link_fault(header: Header, tip: Tip, genesis: Genesis, verifier: Verifier) -> str | None:
     """Why this header cannot follow the tip, whatever its body; None if it can."""
     if (header.version, header.chain) != (PROTOCOL_VERSION, genesis.chain):
-        return "the block is of another network or version"
+        return "the block belongs to another network or protocol version"
     if (header.round, header.previous) != (tip.round, tip.previous):
-        return "the block does not follow the one before"
+        return "the block does not follow the last decided one"
     if header.model_previous != tip.model:
-        return "the block builds on another model"
+        return "the block builds on a different model"
     if header.steps != tip.steps + (header.kind is BlockKind.STEP):
-        return "the block counts its steps wrongly"
+        return "the block has a wrong count of steps"
     if header.kind is BlockKind.NOOP and (header.model, header.radius) != (tip.model, tip.radius):
-        return "a block without a step changes nothing"
+        return "a block without a step must not change the model or the radius"
     if header.leader >= genesis.params.workers:
-        return "the leader is no worker of this network"
+        return "the leader is not a worker of this network"
     return _seed_fault(header, tip, genesis, verifier)
 
 
@@ -169,24 +180,24 @@ def _seed_fault(header: Header, tip: Tip, genesis: Genesis, verifier: Verifier) 
         if out is None:
             return "the seed's proof does not hold"
     elif header.seed_proof:
-        return "after the first period nobody proves a seed"
+        return "a block of a later period must not carry a seed proof"
     seed = next_seed(tip.round, tip.seed_in, header.leader, out, tip.old_block)
-    return None if header.seed == seed else "the seed does not follow from the one before"
+    return None if header.seed == seed else "the seed does not follow from the earlier ones"
 
 
 BodyRoots: TypeAlias = tuple[Digest, Digest, Digest]
-"""Of updates, ballots and evidence: what a block holds before its outcome is known."""
+"""The roots of updates, ballots and evidence: of a block before its outcome is known."""
 
 
 def said_roots(header: Header) -> BodyRoots:
-    """Those in a header."""
+    """The roots that a header claims for its body."""
     return header.updates_root, header.ballots_root, header.evidence_root
 
 
 def body_roots(
     updates: Iterable[Update], ballots: Iterable[BallotMessage], evidence: Iterable[Evidence]
 ) -> BodyRoots:
-    """Those of a body."""
+    """The roots that a body really has."""
     return (
         _root("updates", (update.envelope.encode() for update in updates)),
         _root("ballots", (ballot.envelope.encode() for ballot in ballots)),
@@ -195,7 +206,7 @@ def body_roots(
 
 
 def selection_root(selection: Iterable[tuple[int, int]]) -> Digest:
-    """That of (proposer, approvals) pairs."""
+    """The root of a selection, given as (proposer, approvals) pairs."""
     return _root("selection", (u32(proposer) + u32(count) for proposer, count in selection))
 
 
@@ -207,7 +218,6 @@ class Ledger:
     """Where the chain stands: the round to be decided and what it builds on."""
 
     def __init__(self, genesis: Genesis) -> None:
-        self._genesis = genesis
         self._params = genesis.params
         before, zero = genesis_seeds(genesis.chain)
         self._seeds: dict[int, Digest] = {-1: before, 0: zero}
@@ -219,7 +229,7 @@ class Ledger:
         self.steps = 0
 
     def seed(self, round_number: int) -> Digest | None:
-        """S_r, by which the roles of a round are drawn; None if it is not decided yet."""
+        """The seed that draws the roles of a round; None if it is not decided yet."""
         return self._seeds.get(round_number - self._params.lookback)
 
     def tip(self) -> Tip:
@@ -238,14 +248,15 @@ class Ledger:
         )
 
     def append(self, header: Header) -> None:
-        """Go on to the next round."""
+        """Take the header of the round that was just decided, and go on to the next."""
         self._seeds[header.round] = header.seed
         self._digests[header.round] = header.digest
         self.round = header.round + 1
         self.model = header.model
         self.radius = header.radius
         self.steps = header.steps
-        # One round more than the seeds look back, and the oldest block that a refresh asks for.
+        # Kept: the seeds of one round more than the look-back, and the blocks that a refresh of
+        # the seed may still ask for.
         oldest_seed = self.round - self._params.lookback - 1
         oldest_block = self.round - self._params.lookback * self._params.refresh - 1
         self._seeds.pop(oldest_seed - 1, None)

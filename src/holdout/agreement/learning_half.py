@@ -1,4 +1,4 @@
-"""The learning half of a round at one worker: propose, judge, and know when to stop waiting.
+"""The learning half of a round at one worker: propose, judge, and decide when to stop waiting.
 
     start   a proposer computes its gradient and announces it
     T_P     a voter ranks what is in hand and sends its ballot
@@ -7,6 +7,10 @@
 
 Where the senders are public (everybody, or a fixed draw), each wait is over as soon as all of them
 have been heard.
+
+`LearningMessages` holds what workers sent in this half. A ballot is *held* once every update header
+that it names is held; until then it waits. At most two versions of a worker's message are kept:
+the second is the evidence against it.
 """
 
 from collections.abc import Callable, Mapping
@@ -39,12 +43,12 @@ from holdout.agreement.sortition import Role
 from holdout.ids import Digest
 
 Conviction = tuple[Kind, int]
-"""What a worker did twice, and who it was."""
+"""The kind of message that a worker sent in two versions, and the worker."""
 
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """The ballot names updates that nobody here has seen."""
+    """A ballot is not held yet: it names these updates, whose headers are missing."""
 
     missing: tuple[Digest, ...]
 
@@ -59,7 +63,7 @@ class LearningMessages:
         self._ballots: dict[int, list[BallotMessage]] = {}
         self._waiting: dict[int, list[BallotMessage]] = {}
         self.payloads: dict[Digest, bool] = {}
-        """Payloads in hand, and whether they are valid gradients."""
+        """The payloads in hand, and whether each is a valid gradient."""
         self.evidence: dict[Conviction, Evidence] = {}
         self._published: dict[Conviction, None] = {}
         self.in_time: tuple[int, ...] = ()
@@ -82,23 +86,23 @@ class LearningMessages:
         return None
 
     def update(self, update_id: Digest) -> Update | None:
-        """The update of this content."""
+        """The update header with this id, if it is in hand."""
         return self._by_id.get(update_id)
 
     def proposers_of(self, payload: Digest) -> tuple[int, ...]:
-        """Whose updates announce this payload."""
+        """The workers whose updates announce this payload."""
         return tuple(self._proposers.get(payload, ()))
 
     def announced(self) -> Mapping[Digest, list[int]]:
-        """The payloads that update headers in hand name, and whose those are."""
+        """The payloads that update headers in hand announce, each with its proposers."""
         return self._proposers
 
     def updates(self) -> dict[int, Update]:
-        """The update of each proposer that sent one only."""
+        """The update of each proposer that sent exactly one."""
         return {w: versions[0] for w, versions in self._updates.items() if len(versions) == 1}
 
     def candidates(self) -> tuple[Candidate, ...]:
-        """What an honest voter ranks: valid, in hand, of proposers not known to have lied."""
+        """What an honest voter ranks: valid updates in hand of proposers that did not lie."""
         return tuple(
             Candidate(worker, update.update_id, update.payload)
             for worker, update in sorted(self.updates().items())
@@ -106,14 +110,14 @@ class LearningMessages:
         )
 
     def proposer_settled(self, worker: int) -> bool:
-        """Whether nothing more is to be waited for from this proposer."""
+        """Whether there is nothing more to wait for from this proposer."""
         versions = self._updates.get(worker, [])
         return len(versions) > 1 or any(update.payload in self.payloads for update in versions)
 
     # -- ballots --------------------------------------------------------------------------------
 
     def add_ballot(self, ballot: BallotMessage) -> MessageFault | Waiting | None:
-        """Take a verified ballot: held now (None), or waiting for update headers."""
+        """Take a verified ballot; None: it is held, `Waiting`: it needs update headers first."""
         known = [*self._ballots.get(ballot.worker, []), *self._waiting.get(ballot.worker, [])]
         if any(version.envelope.signed == ballot.envelope.signed for version in known):
             return MessageFault.DUPLICATE
@@ -129,7 +133,7 @@ class LearningMessages:
         return None
 
     def release(self) -> list[BallotMessage]:
-        """Ballots whose update headers have come since they were sent; they are held now."""
+        """Hold the waiting ballots whose update headers have all come, and return them."""
         ready = [
             ballot
             for ballots in self._waiting.values()
@@ -142,7 +146,7 @@ class LearningMessages:
         return ready
 
     def ballots(self) -> dict[int, BallotMessage]:
-        """The held ballot of each voter; of one that sent two, the first (it is convicted)."""
+        """The held ballot of each voter; of a convicted one that sent two, the first."""
         return {worker: versions[0] for worker, versions in self._ballots.items()}
 
     def holds_ballot(self, worker: int) -> bool:
@@ -167,14 +171,14 @@ class LearningMessages:
         self.add_evidence(kind, worker, Evidence.of(versions[0].envelope, versions[1].envelope))
 
     def unpublished(self, kind: Kind, worker: int) -> Evidence | None:
-        """Evidence against this worker that nobody was told of yet; it counts as told now."""
+        """Evidence against this worker that is still to be published; it is returned only once."""
         if (kind, worker) not in self.evidence or (kind, worker) in self._published:
             return None
         self._published[kind, worker] = None
         return self.evidence[kind, worker]
 
     def convicted(self, kind: Kind) -> list[int]:
-        """The workers that were caught at this."""
+        """The workers caught sending two messages of this kind."""
         return sorted(worker for caught, worker in self.evidence if caught is kind)
 
     def proofs(self) -> Mapping[Conviction, Evidence]:
@@ -182,7 +186,7 @@ class LearningMessages:
         return {key: self.evidence[key] for key in sorted(self.evidence)}
 
     def size(self) -> int:
-        """How many headers, ballots and pieces of evidence are held."""
+        """How many update headers, ballots and pieces of evidence are held."""
         lists = (self._updates, self._ballots, self._waiting)
         held = sum(len(versions) for kept in lists for versions in kept.values())
         return held + len(self.evidence)
@@ -196,15 +200,17 @@ class LearningStage(IntEnum):
     """How far the learning half is."""
 
     PROPOSING = 0
+    """Until T_P."""
     VOTING = 1
+    """Until T_B."""
     GATHERING = 2
-    """Ballots that others held in time are still on their way."""
+    """Until T_A: ballots that others held in time are still on their way."""
     OVER = 3
 
 
 @dataclass(slots=True)
 class LearningHalf:
-    """Proposals and ballots of one round."""
+    """What one worker does in the learning half of a round."""
 
     context: PlayerContext
     tip: Tip
@@ -215,7 +221,7 @@ class LearningHalf:
     _proofs: dict[Role, bytes | None] = field(default_factory=dict)
 
     def proof(self, role: Role) -> bytes | None:
-        """The own credential for a role of this round, or None."""
+        """This worker's credential for a role of this round; None if it was not drawn."""
         if role not in self._proofs:
             self._proofs[role] = self.draws.own_proof(
                 self.context.signer, role, self.context.worker
@@ -235,7 +241,7 @@ class LearningHalf:
             self.context.emit(Compute(Propose(self.tip.round, self.tip.model)))
 
     def on_proposed(self, event: Proposed) -> None:
-        """The own gradient is there: announce it."""
+        """This worker's gradient is computed: announce it."""
         proof = self.proof(Role.PROPOSER)
         current = event.job == Propose(self.tip.round, self.tip.model)
         if not current or proof is None or not self.context.may_sign:
@@ -256,7 +262,7 @@ class LearningHalf:
     # -- judging --------------------------------------------------------------------------------
 
     def end_proposals(self) -> None:
-        """T_P: rank what is in hand."""
+        """T_P: rank the updates in hand."""
         if self.stage is not LearningStage.PROPOSING:
             return
         self.stage = LearningStage.VOTING
@@ -276,7 +282,7 @@ class LearningHalf:
         self.context.emit(Compute(self._judging))
 
     def on_judged(self, event: Judged) -> None:
-        """The own ballot is there: send it, however late; later leaders may still use it."""
+        """This worker's ballot is ready: send it, even if late, for later leaders to use."""
         job, proof = self._judging, self.proof(Role.VOTER)
         if event.job != job or proof is None or not self.context.may_sign:
             return
@@ -291,7 +297,7 @@ class LearningHalf:
         part = ballot_part(
             self.context.chain, self.tip.round, self.context.worker, self.tip.model, entries
         )
-        # Who counts this ballot may need the gradients when their proposers are gone.
+        # Whoever counts this ballot may need the gradients after their proposers have left.
         payloads = dict.fromkeys(candidate.payload for candidate in approved)
         self.context.sign(
             BALLOT_SLOT, part, proof, tuple((BlobKind.PAYLOAD, payload) for payload in payloads)
@@ -300,14 +306,14 @@ class LearningHalf:
     # -- waiting --------------------------------------------------------------------------------
 
     def end_ballots(self) -> None:
-        """T_B: what is held now, a leader must include."""
+        """T_B: a leader must include the ballots that are held now."""
         self.end_proposals()
         if self.stage is LearningStage.VOTING:
             self.stage = LearningStage.GATHERING
             self.learning_messages.in_time = tuple(sorted(self.learning_messages.ballots()))
 
     def finish(self) -> bool:
-        """T_A: the other half begins; False if it has begun before."""
+        """T_A: end this half; False if it was over before."""
         self.end_ballots()
         if self.stage is LearningStage.OVER:
             return False

@@ -1,9 +1,9 @@
 """The agreement half of a round: leads, votes and recovery, period after period.
 
-The rules of the module `player`'s table, one method each. Three details carry the safety: no CERT
-vote after a recovery vote in the same period; recovery prefers LATE over REDO over DOWN, judged at
-the time of voting; and what a vote rests on (why the period was entered, its soft quorum, the
-block behind a CERT vote) is durable before the vote leaves.
+The rules are those in the table of the module `player`, one method each. Safety rests on three
+details: no CERT vote follows a recovery vote in the same period; recovery prefers LATE over REDO
+over DOWN, by what is known at the time of voting; and what a vote rests on (why the period was
+entered, its soft quorum, the block behind a CERT vote) is durable before the vote leaves.
 """
 
 from dataclasses import dataclass, field
@@ -35,7 +35,7 @@ from holdout.ids import Digest
 
 @dataclass(slots=True)
 class Periods:
-    """Period, phase and votes of one round."""
+    """The agreement half of one round: its current period, leads and votes."""
 
     context: PlayerContext
     draws: Draws
@@ -44,10 +44,10 @@ class Periods:
     tracker: Tracker
     leads: Leads = field(default_factory=Leads)
     started: bool = False
-    """Whether the learning half is over and timers run."""
+    """Whether the learning half is over and the timers of a period run."""
     _draft: Draft | None = None
     _leader: tuple[int, bytes | None] | None = None
-    """The own credential to lead, and the period that it is for."""
+    """A period and this worker's credential to lead it."""
     _retries: int = 0
 
     @property
@@ -68,14 +68,14 @@ class Periods:
     # -- entering -------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """T_A of period 0: leaders speak, timers run."""
+        """Begin period 0, at T_A: lead if drawn, and start the timers."""
         self.started = True
         self._set_timers()
         self.lead()
         self.try_cert()
 
     def resume(self) -> None:
-        """After a crash: as if the period began now; recovery goes on at once."""
+        """Go on after a crash, as if the period began now; a recovery continues at once."""
         for bundle in self.context.safety.bundles:
             self.tracker.add_bundle(bundle)
             self.tracker.newly_reached(bundle.period, bundle.step, bundle.value)
@@ -92,7 +92,7 @@ class Periods:
             self._set_timers()
 
     def enter(self, period: int, *, with_lead: bool) -> None:
-        """A quorum ended the period before, or speaks of this one already."""
+        """Enter a period: a quorum ended the one before, or was reached in this one already."""
         safety = self.context.safety
         safety.period, safety.phase = period, Phase.FILTER
         self.started = True
@@ -104,7 +104,8 @@ class Periods:
         self.prepare()
         self.context.emit(Entered(self.round, period))
         self._set_timers()
-        # At once, not only at the next retry: what one knows at entry, all know at the filter.
+        # At once, not only at the next retry: what one worker knows when it enters, all must know
+        # by the time of their soft vote.
         for reached in self._reasons():
             self._broadcast(reached)
         if with_lead:
@@ -112,7 +113,7 @@ class Periods:
         self.try_cert()
 
     def prepare(self) -> None:
-        """Keep and check the blocks that this period can be about; forget the others."""
+        """Keep and check the blocks that may be voted on in this period; forget the others."""
         self.validation.enter(
             self.period,
             active=self.checks_blocks(self.period),
@@ -126,9 +127,10 @@ class Periods:
             self.want_led(lead)
 
     def checks_blocks(self, period: int) -> bool:
-        """Whether this worker's vote may be asked for in a period.
+        """Whether this worker may have to vote in a period, and so must check its blocks.
 
-        In mode `self` everybody's is: whoever is ready, drawn or not, must not turn back.
+        In mode `self` everybody must: whoever is ready to certify a block, drawn or not, must not
+        contradict it later.
         """
         if self.context.params.mode is not Mode.SHUFFLE:
             return True
@@ -146,25 +148,25 @@ class Periods:
     # -- why this period was entered ---------------------------------------------------------------
 
     def _reasons(self) -> list[Reached]:
-        """The quorums that ended the period before: at most one value, and bottom."""
+        """The quorums that ended the period before: for at most one block, and for bottom."""
         return self.tracker.quorums(self.period - 1, (Step.LATE, Step.REDO, Step.DOWN))
 
     def carried(self) -> Digest | None:
-        """The value that the period before ended with, if any."""
+        """The value that was carried over from the period before, if any."""
         return next((r.value for r in self._reasons() if r.value != BOTTOM), None)
 
     def bottom(self) -> bool:
-        """Whether the period before ended with a quorum for a fresh start."""
+        """Whether the period before ended with a quorum for bottom, that is for a fresh block."""
         return any(reached.value == BOTTOM for reached in self._reasons())
 
     def bound_to(self) -> Digest | None:
-        """The value that this period must be about: carried over, and nobody saw bottom."""
+        """The value that this period must repeat: carried over, without a quorum for bottom."""
         return None if self.bottom() else self.carried()
 
     # -- leading --------------------------------------------------------------------------------
 
     def lead(self) -> None:
-        """Announce a block, if drawn for it: a fresh one, or the one that was carried over."""
+        """If drawn to lead, announce a block: a fresh one, or the one that was carried over."""
         slot = (Kind.LEAD, self.period, 0)
         if not self.context.may_sign:
             return
@@ -196,7 +198,7 @@ class Periods:
         return self._leader[1]
 
     def _assemble(self) -> Draft:
-        """Everything held by now."""
+        """The draft of a block from everything that is held by now."""
         tip = self.validation.tip
         seed_proof, out = b"", None
         if self.period == 0:
@@ -216,7 +218,7 @@ class Periods:
         )
 
     def go_on_leading(self) -> None:
-        """Announce the own block as soon as all that it needs is there."""
+        """Announce this worker's block as soon as everything that it needs is there."""
         if self._draft is None:
             return
         block = self.validation.finish(self._draft)
@@ -238,7 +240,7 @@ class Periods:
     # -- soft and cert --------------------------------------------------------------------------
 
     def filter(self) -> None:
-        """The soft vote, at most one in a period."""
+        """Give the soft vote, for the best acceptable lead; at most one in a period."""
         self.context.safety.phase = Phase.DEADLINE
         bound = self.bound_to()
         if bound is not None:
@@ -251,7 +253,11 @@ class Periods:
                 return
 
     def acceptable(self, lead: Lead) -> bool:
-        """Valid, made by this leader, and (at first) with all ballots that were held in time."""
+        """Whether a fresh lead may get the soft vote.
+
+        Its block must be valid, made by this leader and, in the first periods, include all ballots
+        that were held in time.
+        """
         header = self.validation.header(lead.value)
         if header is None or self.validation.verdict(lead.value) is not Validity.VALID:
             return False
@@ -276,14 +282,14 @@ class Periods:
         return reached[0].value if reached else None
 
     def committable(self) -> Digest | None:
-        """The same, if the block is valid here."""
+        """The value with a soft quorum in this period, if its block is valid here."""
         value = self.staged()
         if value is None or self.validation.verdict(value) is not Validity.VALID:
             return None
         return value
 
     def try_cert(self) -> None:
-        """The cert vote: never after a recovery vote of the same period."""
+        """Give the cert vote if possible; never after a recovery vote in the same period."""
         value = self.committable()
         if value is not None and self.phase is not Phase.RECOVERY:
             self._vote(Step.CERT, value)
@@ -291,7 +297,7 @@ class Periods:
     # -- recovery -------------------------------------------------------------------------------
 
     def deadline(self) -> None:
-        """The period has taken too long."""
+        """The period has taken too long: begin its recovery."""
         if self.phase is Phase.FILTER:
             self.filter()
         self.context.safety.phase = Phase.RECOVERY
@@ -299,7 +305,7 @@ class Periods:
         self._set_retry()
 
     def retry(self) -> None:
-        """Still here: say it again, and more if more is known by now."""
+        """The period is still not over: repeat the recovery, by what is known now."""
         self._retries += 1
         self.recover()
         self._set_retry()
@@ -314,14 +320,14 @@ class Periods:
         self._set_timer(TimerKind.RETRY, self.context.now + interval + jitter)
 
     def recover(self) -> None:
-        """LATE before REDO before DOWN, by what is known now; then repeat what was said."""
+        """Vote LATE, else REDO, else DOWN, by what is known now; then repeat earlier messages."""
         said = tuple(self.context.safety.mine)
         shift = 3 * self._attempt()
         value, bound = self.committable(), self.bound_to()
         if value is not None:
             self._vote(Step.LATE + shift, value)
         elif (Kind.VOTE, self.period, Step.CERT) in self.context.safety.mine:
-            pass  # Its block is gone: nothing may contradict the CERT vote.
+            pass  # The block is no longer here, but nothing may contradict the CERT vote.
         elif bound is not None:
             self._vote(Step.REDO + shift, bound)
         else:
@@ -332,7 +338,7 @@ class Periods:
         return min(self._retries, ATTEMPTS_MAX - 1) if self.context.params.mode is Mode.SELF else 0
 
     def resync(self, said: tuple[OwnSlot, ...]) -> None:
-        """Send again what was said before, and what others need to be where this worker is."""
+        """Repeat earlier messages, and send what brings others to where this worker is."""
         for slot in said:
             if slot[0] in {Kind.UPDATE, Kind.BALLOT} or slot[1] == self.period:
                 self.context.send_again(slot)
@@ -343,7 +349,7 @@ class Periods:
             self.want_block(value)
 
     def want_block(self, value: Digest, *hints: int) -> None:
-        """Have a block fetched, from those who voted for it if nobody else is known."""
+        """Have a block fetched from these workers, then from those who voted for it."""
         if self.validation.header(value) is not None:
             return
         voters = self.tracker.voters(self.period, Step.SOFT, value)
@@ -353,7 +359,7 @@ class Periods:
 
     def want_led(self, lead: Lead, *hints: int) -> None:
         """Have the block of a lead fetched, if this worker may have to vote for it."""
-        # What was carried on is fetched when its quorum is seen: anybody can lead with anything.
+        # A block that was carried over is fetched when its quorum is seen: anybody can claim one.
         fresh = lead.original_period == lead.period
         if fresh and self.validation.active:
             best = self.leads.best(lead.period)[: self.context.limits.bodies]
@@ -372,7 +378,7 @@ class Periods:
             self.context.signer, Role.COMMITTEE, self.context.worker, self.period, step
         )
         if proof is None:
-            # Ready, though not drawn: what it is ready for must outlive a crash as well.
+            # It would vote so, but is not drawn. It must not contradict that after a crash either.
             if self.context.params.mode is Mode.SELF:
                 self.context.persist(blobs)
             return
@@ -382,7 +388,7 @@ class Periods:
         self.context.sign(slot, part, proof, blobs)
 
     def _back(self, step: int, value: Digest) -> Blobs:
-        """The block and model that a CERT or LATE vote vouches for."""
+        """The block and model that a CERT or LATE vote vouches for; they must outlive a crash."""
         if step == Step.SOFT or value == BOTTOM or self.committable() != value:
             return ()
         header = self.validation.header(value)
@@ -391,21 +397,21 @@ class Periods:
         return (BlobKind.BLOCK, value), (BlobKind.MODEL, header.model)
 
     def _remember(self) -> None:
-        """Why this period was entered and its soft quorum become part of the durable state."""
+        """Put the quorums by which the period was entered, and its soft one, into the state."""
         reasons = [*self._reasons(), *self.tracker.quorums(self.period, (Step.SOFT,))]
         self.context.safety.bundles = tuple(map(self.bundle, reasons))
 
     # -- quorums --------------------------------------------------------------------------------
 
     def on_quorum(self, reached: Reached) -> None:
-        """A quorum of any kind but CERT has come about."""
+        """A quorum was reached in a step other than CERT."""
         ends = reached.step > Step.CERT
         if not ends:
             if reached.period > self.period:
                 self.enter(reached.period, with_lead=False)
             if reached.period == self.period:
-                # Who has no vote here needs the body as well, for its header: this is the block
-                # that is about to be decided.
+                # Fetched even without a vote in this period: it is the block that is about to be
+                # decided, and its header is needed for that.
                 self.want_block(reached.value)
                 self.on_available()
         elif reached.period >= self.period:
@@ -416,7 +422,7 @@ class Periods:
                 self.want_block(reached.value)
 
     def on_available(self) -> None:
-        """A block has become valid here, or has got its soft quorum."""
+        """A block became valid here, or got its soft quorum: vote for it if that is due."""
         self.try_cert()
         if self.phase is Phase.RECOVERY and self.committable() is not None:
             self.recover()
@@ -424,14 +430,14 @@ class Periods:
     def progress_bundles(self) -> list[Bundle]:
         """The bundles that bring others to where this worker is, or beyond.
 
-        A certificate among them is of a block that is not here yet: another may have it.
+        A certificate among them is for a block that is not here yet; others may have it.
         """
         soft = self.tracker.quorums(self.period, (Step.SOFT,))
         known = [*self._reasons(), *soft, *self.tracker.certified()]
         return [self.bundle(reached) for reached in known]
 
     def bundle(self, reached: Reached) -> Bundle:
-        """The votes behind a quorum."""
+        """The bundle of the votes behind a quorum."""
         return self.tracker.bundle(self.context.chain, self.round, reached)
 
     def _broadcast(self, reached: Reached) -> None:

@@ -1,22 +1,22 @@
 """The agreement state machine of one worker: `handle(event, now)` -> actions.
 
 A round has two halves. In the learning half proposers announce gradients and voters send ballots
-(`proceedings`). In the other half leaders announce blocks and the consensus committee votes, period
-after period, until a certificate exists (`periods`):
+(`learning_half`). In the other half leaders announce blocks and the consensus committee votes,
+period after period, until a certificate exists (`periods`):
 
-    phase 0   before the filter      SOFT  for the best acceptable lead
-    phase 1   before the deadline    CERT  for the value with a soft quorum, once it is valid here
-    phase 2   recovery               LATE  the soft quorum's value; it is valid here
-                                     REDO  the value by which this period was entered
-                                     DOWN  neither: next period with a fresh block
+    FILTER     SOFT   the best acceptable lead, when the phase ends
+    DEADLINE   CERT   (in FILTER too) the value with a soft quorum, once its block is valid here
+    RECOVERY   LATE   the value with a soft quorum, if its block is valid here
+               REDO   otherwise the value that was carried over from the period before
+               DOWN   if there is neither: the next period begins with a fresh block
 
 A quorum of LATE, REDO or DOWN ends the period; a quorum of CERT ends the round. Rounds never fork
 because a worker that voted CERT recovers with LATE or not at all, and never votes CERT after a
 recovery vote of the same period.
 
-This module takes messages in, from peers and from the worker itself, and goes from round to round;
-`following` is about rounds that others have decided. Bad input is a counted `Reject`; nothing
-raises, whatever the bytes.
+This module takes in messages, from peers and from the worker itself, and goes from round to round;
+`chain_sync` follows rounds that others have decided. Bad input leads to a `Reject`, which is
+counted; nothing raises, whatever the bytes.
 """
 
 from collections.abc import Callable, Sequence
@@ -82,7 +82,7 @@ from holdout.errors import InvalidMessage
 from holdout.ids import Digest
 
 MODELS_MAX = 64
-"""Models that a player remembers to be in hand, in one round."""
+"""How many models of a round a player remembers to be in hand."""
 
 
 class Player:
@@ -102,7 +102,7 @@ class Player:
         decode: Callable[[bytes], Unverified[Message]] = wire.decode,
         tools: Tools | None = None,
     ) -> None:
-        """A worker as its store left it.
+        """Start from what the worker's store holds.
 
         Args:
             genesis: The network.
@@ -110,11 +110,11 @@ class Player:
             signer: Its keys.
             verifier: Checks what others sign.
             timing: How long it waits.
-            safety: What it wrote last (`safety.initial` at registration); None: memory lost.
+            safety: The state it wrote last (`safety.initial` at registration); None if it is lost.
             finished: The decided rounds in its store, all or enough of the last ones.
-            limits: What peers may make it hold.
-            decode: `wire.decode`, or a version that remembers.
-            tools: Functions on blocks, or versions that remember.
+            limits: How much peers may make it hold.
+            decode: `wire.decode`, or a version that remembers its answers.
+            tools: Functions on blocks, or versions that remember their answers.
         """
         self._ledger = Ledger(genesis)
         for item in finished:
@@ -145,14 +145,13 @@ class Player:
         self._round = self._new_round()
 
     def _continue(self, stored: Safety | None) -> Safety:
-        """Where this worker goes on, as far as its store can tell."""
+        """The state to go on from, as far as the store can tell."""
         if stored is None:
             return Safety(round=self._ledger.round, votes_from=NEVER)
         if stored.round == self._ledger.round:
             return stored
-        # Rounds are missing in the store: it may have voted up to this one.
-        votes_from = max(stored.votes_from, stored.round + 1)
-        return Safety(round=self._ledger.round, votes_from=votes_from)
+        # Rounds are missing in the store, so this worker may have voted up to `stored.round`.
+        return Safety(self._ledger.round, votes_from=max(stored.votes_from, stored.round + 1))
 
     # -- for whoever watches --------------------------------------------------------------------
 
@@ -178,7 +177,7 @@ class Player:
 
     @property
     def observer(self) -> bool:
-        """Whether this worker only watches, because it may have forgotten votes."""
+        """Whether this worker only watches, because it may have forgotten some of its votes."""
         return self._context.safety.round < self._context.memory.votes_from
 
     @property
@@ -187,22 +186,22 @@ class Player:
         return self._context.halted
 
     def held(self) -> int:
-        """How many things are in memory because of peers: bounded, whatever they send."""
-        following = self._chain_sync.size() + len(self._models)
-        return self._round.size() + self._early_messages.size() + following
+        """How much is held because of peers; bounded, whatever they send."""
+        parts = (self._round, self._early_messages, self._chain_sync)
+        return sum(part.size() for part in parts) + len(self._models)
 
     def holds(self, role: Role) -> bool:
         """Whether this worker was drawn for a role of this round (`P` or `V`)."""
         return self._round.learning.proof(role) is not None
 
     def wait(self, timing: Timing) -> None:
-        """Wait so long from the next timer on: for a driver that measures its network."""
+        """Use this timing from the next timer on, for a driver that measures its network."""
         self._context.timing = timing
 
     # -- the machine ----------------------------------------------------------------------------
 
     def handle(self, event: Event, now: int) -> list[Action]:
-        """What must be done about this event, in order."""
+        """Take an event; return the actions that the driver must carry out, in order."""
         self._context.now = now
         self._on_event(event)
         self._count_own()
@@ -231,7 +230,7 @@ class Player:
                 assert_never(event)
 
     def _on_part(self, event: PayloadReady | BlockReady | Combined) -> None:
-        """Something that a block needs."""
+        """Take something that a block needs, or a block."""
         validation = self._round.validation
         match event:
             case PayloadReady():
@@ -246,13 +245,13 @@ class Player:
             self._round.on_progress()
 
     def _hold_model(self, model: Digest) -> None:
-        """A model is in hand; those that liars' blocks lead to are forgotten in time."""
+        """Note that a model is in hand; liars' blocks may lead to many, so old ones are dropped."""
         self._models[model] = None
-        if len(self._models) > MODELS_MAX:  # The driver tells again of what it is asked for again.
+        if len(self._models) > MODELS_MAX:  # If one is wanted later, the driver reports it again.
             self._models.pop(next(name for name in self._models if name != self._ledger.model))
 
     def _count_own(self) -> None:
-        """What this worker has signed is counted after the rule that signed it has finished."""
+        """Count what this worker has signed, after the rule that signed it has finished."""
         while True:
             if self._in_round and self._context.timing.ends_waits_early:
                 self._round.hurry()
@@ -275,7 +274,7 @@ class Player:
         return Round(self._context, tip, draws, self._tools, self._decide)
 
     def _enter(self) -> None:
-        """Time zero of a round; or, after a crash, wherever this worker was in it."""
+        """Begin a round; after a crash, go on from where this worker was in it."""
         context = self._context
         self._in_round = True
         self._round = self._new_round()
@@ -294,7 +293,7 @@ class Player:
                 self._round.take(peer, data, message)
 
     def _repeat_own(self) -> None:
-        """What was signed before a crash is sent again and counts again."""
+        """Send again, and count again, what was signed before a crash."""
         context = self._context
         for slot, data in context.safety.mine.items():
             if slot[0] in {Kind.LEAD, Kind.VOTE}:
@@ -306,7 +305,7 @@ class Player:
     def _on_timer(self, timer: Timer) -> None:
         if not self._in_round:
             if (timer.kind, timer.round) == (TimerKind.RETRY, self.round):
-                # Still without the newest model: somebody else may help.
+                # The newest model is still missing: another peer may help.
                 self._chain_sync.tell_somebody()
                 self._chain_sync.ask_head()
                 self._ask_again()
@@ -319,7 +318,7 @@ class Player:
     # -- the chain ------------------------------------------------------------------------------
 
     def _decide(self, header: Header, certificate: Bundle) -> None:
-        """A certificate for the current round: it is final."""
+        """The current round has a certificate: it is decided for good."""
         validation = self._round.validation
         if validation.verdict(header.digest) is Validity.INVALID:
             why = validation.reason(header.digest)
@@ -332,7 +331,7 @@ class Player:
         self._follow()
 
     def _follow(self) -> None:
-        """Nothing can be done before the newest model is here."""
+        """Go on to the next round if the newest model is here; otherwise ask for it."""
         self._in_round = False
         if self._ledger.model in self._models:
             self._commit()
@@ -357,12 +356,12 @@ class Player:
             self._commit()
 
     def _commit(self) -> None:
-        """The newest decided model is here: make it durable, tell, and go on."""
+        """The newest decided model is here: make it durable, report it, and go on."""
         context, unsaved = self._context, self._chain_sync.unsaved
         if unsaved:
             self._chain_sync.unsaved = []
             context.memory.settle(self.round - 1)
-            # Blocks behind own votes are on disk already; of others only those that are in hand.
+            # Blocks behind this worker's votes are on disk already; others are kept if in hand.
             blocks = tuple(
                 (BlobKind.BLOCK, header.digest)
                 for _, header, selected in unsaved
@@ -421,7 +420,7 @@ class Player:
             self._chain_sync.on_ahead(peer, claim)
 
     def _on_gathered(self, peer: int, message: Bundle | Evidence) -> None:
-        """A bundle, or evidence."""
+        """Take a bundle or evidence, which concern the current round only."""
         if isinstance(message, Evidence):
             if self._in_round:
                 self._round.receive_evidence(peer, message)
@@ -436,7 +435,7 @@ class Player:
             self._round.receive_bundle(peer, message)
 
     def _on_early(self, peer: int, data: bytes, claim: SignedMessage) -> None:
-        """Of the round that comes next: its lottery is known already, so it can be verified."""
+        """Keep a message of the coming round; its lottery is known, so it can be verified."""
         seed = self._ledger.seed(claim.round)
         if seed is None:
             self._reject(peer, MessageFault.TOO_EARLY)

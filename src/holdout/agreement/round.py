@@ -1,11 +1,11 @@
 """One round at one worker: its verified messages, its two halves, and how it ends.
 
-    proceedings   the learning half: updates, ballots, when to stop waiting
-    periods       the agreement half: leads, votes, recovery
-    validation    which blocks are valid here
+    learning_half   updates, ballots, when to stop waiting
+    periods         the agreement half: leads, votes, recovery
+    validation      which blocks are valid here
 
-Messages reach a round through `receive`, which screens and verifies them, or through `take`, if
-they were verified before (the worker's own, and those that came before the round began).
+Messages reach a round through `receive`, which screens and verifies them, or through `take` if
+they were verified before: the worker's own ones, and those that came before the round began.
 """
 
 from collections.abc import Callable
@@ -61,7 +61,7 @@ class Round:
     draws: Draws
     tools: Tools
     decide: Decide
-    """Called once, with the certificate and the header it is for."""
+    """Called once, with the header of the decided block and its certificate."""
     learning_messages: LearningMessages = field(init=False)
     validation: Validation = field(init=False)
     learning: LearningHalf = field(init=False)
@@ -94,11 +94,11 @@ class Round:
 
     @property
     def number(self) -> int:
-        """Which round it is."""
+        """The number of this round."""
         return self.tip.round
 
     def size(self) -> int:
-        """How many things of peers are held: bounded, whatever they send."""
+        """How much is held because of peers; bounded, whatever they send."""
         periods = self.periods
         return (
             periods.tracker.size()
@@ -111,7 +111,7 @@ class Round:
     # -- time -----------------------------------------------------------------------------------
 
     def begin(self) -> None:
-        """Time zero, or the moment after a crash."""
+        """Begin the round, or go on with it after a crash."""
         context, timing = self.context, self.context.timing
         for header in map(read_header, context.safety.held.values()):
             self.validation.hold(header)
@@ -149,7 +149,7 @@ class Round:
                 pass
 
     def hurry(self) -> None:
-        """End a wait early, if everybody expected has been heard."""
+        """End each wait for which everybody worth waiting for has been heard."""
         learning, periods = self.learning, self.periods
         if learning.stage is LearningStage.PROPOSING and learning.all_proposed():
             learning.end_proposals()
@@ -177,7 +177,7 @@ class Round:
     # -- signed messages ------------------------------------------------------------------------
 
     def receive(self, peer: int, data: bytes, claim: SignedMessage) -> None:
-        """A message of this round, from a peer: nobody has checked it."""
+        """Take a message of this round from a peer; it was not checked before."""
         fault = self._screen(claim)
         if fault is None:
             verified = self.draws.verify(Unverified(claim))
@@ -188,7 +188,7 @@ class Round:
         self.context.emit(Reject(peer, fault))
 
     def _screen(self, claim: SignedMessage) -> MessageFault | None:
-        """Cheap reasons to drop a message of this round, before and after it is verified."""
+        """A cheap reason to drop a message of this round; asked before and after verification."""
         period = self.periods.period
         match claim:
             case Update() | BallotMessage():
@@ -205,7 +205,7 @@ class Round:
         return MessageFault.TOO_EARLY if claim.period > period + 1 else None
 
     def take(self, peer: int, data: bytes, message: SignedMessage) -> None:
-        """A verified message; the worker's own ones come without bytes and are not relayed."""
+        """Take a verified message; the worker's own come without bytes and are not relayed."""
         if not isinstance(message, Update):
             self.context.attendance.note(message.envelope.kind, message.worker, message.round)
         fault = self._screen(message) or self._file(peer, message)
@@ -241,15 +241,16 @@ class Round:
         return None
 
     def _note_proposers(self, payload: Digest) -> None:
-        """A proposer has spoken once its gradient is here: headers alone are cheap."""
+        """A proposer counts as heard once its gradient is here: a header alone is cheap."""
         if payload in self.learning_messages.payloads:
             for worker in self.learning_messages.proposers_of(payload):
                 self.context.attendance.note(Kind.UPDATE, worker, self.number)
 
     def _needs_payloads(self) -> bool:
-        """Those who judge, check or make blocks need gradients; others take the model at the end.
+        """Whether this worker needs gradients: to rank them, or to check or make a block.
 
-        Whoever comes to need them in a later period asks for those of the blocks that it checks.
+        Others only take the model at the end of the round. Whoever comes to need gradients in a
+        later period asks for those of the blocks that it checks.
         """
         return (
             self.periods.checks_blocks(self.periods.period)
@@ -296,7 +297,7 @@ class Round:
     # -- quorums --------------------------------------------------------------------------------
 
     def receive_bundle(self, peer: int, claim: Bundle) -> None:
-        """Votes that somebody has gathered."""
+        """Take a bundle of votes from a peer; it was not checked before."""
         fault = self._screen_bundle(claim)
         if fault is None:
             tracker = self.periods.tracker
@@ -309,7 +310,7 @@ class Round:
         self.context.emit(Reject(peer, fault))
 
     def _step_max(self) -> int:
-        """Further attempts at recovery exist only where each draws a new committee."""
+        """The last step of a period; only mode `self` makes several attempts at recovery."""
         attempts = ATTEMPTS_MAX if self.context.params.mode is Mode.SELF else 1
         return int(Step.DOWN) + 3 * (attempts - 1)
 
@@ -347,7 +348,7 @@ class Round:
     # -- evidence -------------------------------------------------------------------------------
 
     def receive_evidence(self, peer: int, evidence: Evidence) -> None:
-        """Somebody has caught a worker."""
+        """Take evidence from a peer that a worker signed two messages for one slot."""
         convicted = self.draws.convict(evidence)
         kind = evidence.first.kind
         if isinstance(convicted, MessageFault):
@@ -358,33 +359,34 @@ class Round:
             self._publish(kind, convicted.worker, peer)
 
     def _publish(self, kind: Kind, worker: int, peer: int) -> None:
-        """Tell everybody, once, that a worker was caught; stop if too many were."""
+        """Tell everybody, once, that a worker was caught; stop voting if too many were."""
         evidence = self.learning_messages.unpublished(kind, worker)
         if evidence is None:
             return
         context = self.context
         context.emit(ReportEvidence(worker, self.number, evidence))
         context.emit(Relay(evidence.encode(), Urgency.BALLOT, peer))
-        liars, stands = len(self.learning_messages.convicted(Kind.VOTE)), context.params.byzantine
-        if liars > stands and not context.halted:
+        liars = len(self.learning_messages.convicted(Kind.VOTE))
+        tolerated = context.params.byzantine
+        if liars > tolerated and not context.halted:
             context.halted = True
             context.emit(
                 Halt(
-                    f"{liars} workers voted twice in round {self.number}; the network stands"
-                    f" {stands}"
+                    f"{liars} workers voted twice in round {self.number}; the network tolerates"
+                    f" {tolerated}"
                 )
             )
 
     # -- blobs and results ----------------------------------------------------------------------
 
     def on_payload(self, payload: Digest, *, valid: bool) -> None:
-        """A gradient has come."""
+        """A gradient has come: note its proposers, and go on with what waited for it."""
         self.learning_messages.payloads[payload] = valid
         self._note_proposers(payload)
         self.validation.payload_ready()
 
     def on_progress(self) -> None:
-        """Some block may have become valid, or its certificate may have waited for it."""
+        """Go on after something came: a block may be valid now, or a certificate complete."""
         for reached in self.periods.tracker.certified():
             header = self.validation.header(reached.value)
             if header is not None:
