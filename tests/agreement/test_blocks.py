@@ -457,7 +457,9 @@ def test_a_selection_that_the_ballots_do_not_give_is_invalid(net):
         ((0, 5), (1, 5), (2, 5), (3, 5), (4, 5)),
         ((6, 1),),
     ):
-        assert "does not follow from the ballots" in reason(net, recommitted(block, selection=selection))
+        assert "does not follow from the ballots" in reason(
+            net, recommitted(block, selection=selection)
+        )
 
 
 def test_the_seed_of_a_later_period_has_no_proof(net):
@@ -577,7 +579,9 @@ def test_there_is_at_most_so_much_evidence():
     evidence += [double_ballot(net, worker) for worker in range(4)]
     assert reason(net, recommitted(block, evidence=tuple(evidence))) is None
     lead = Evidence.of(net.lead(0).envelope, net.lead(0, b"c" * 32).envelope)
-    assert "more than two pieces of evidence" in reason(net, recommitted(block, evidence=(*evidence, lead)))
+    assert "more than two pieces of evidence" in reason(
+        net, recommitted(block, evidence=(*evidence, lead))
+    )
 
 
 # ------------------------------------------------------------------------------ whatever is decoded

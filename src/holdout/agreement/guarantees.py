@@ -1,7 +1,7 @@
-"""What given sizes do not guarantee, in words, with the probabilities that belong to them.
+"""What given sizes do not guarantee, in words and with probabilities.
 
-A run may be configured below the sizes of `sizing` (the paper's own runs are). Then it must say so
-at its start, and `holdout plan` says the same in advance.
+A run may be configured below the sizes of `sizing`, as the paper's runs are. It then says so at its
+start, and `holdout plan` says the same in advance.
 """
 
 import bisect
@@ -25,7 +25,7 @@ from holdout.voting.odds import any_of, majority_failure
 
 
 def shortfalls(chosen: NetworkSizes, *, n: int, f: Fraction | int, risk: Risk) -> tuple[str, ...]:
-    """What fails more often than the risk accepts, with these sizes; empty if nothing does."""
+    """What fails more often with these sizes than the risk allows; empty if nothing does."""
     liars = check_population(n, f)
     return (
         *_committee_shortfalls(chosen.mode, chosen.committee, n, liars, risk),
@@ -35,12 +35,12 @@ def shortfalls(chosen: NetworkSizes, *, n: int, f: Fraction | int, risk: Risk) -
 
 
 def caveats(chosen: NetworkSizes, *, n: int, f: Fraction | int, risk: Risk) -> tuple[str, ...]:
-    """What no size can guarantee: the assumptions, and what they cost."""
+    """What no size can guarantee: the assumptions, and what is left to chance."""
     liars = check_population(n, f)
     spare = n - liars - chosen.committee.quorum
     said = [
         f"Nothing holds if more than B = {liars} of the {n} workers lie, collude, or stay away.",
-        "Progress, unlike safety, needs a network that delivers within some bound at last.",
+        "Progress, unlike safety, needs a network that in the end delivers within some bound.",
     ]
     if chosen.mode is Mode.ALL:
         said.append(
@@ -55,11 +55,13 @@ def caveats(chosen: NetworkSizes, *, n: int, f: Fraction | int, risk: Risk) -> t
             f" somewhere in {risk.rounds} rounds, with probability up to {risk.safety:g}."
         )
     if chosen.mode is Mode.SHUFFLE:
-        said.append("The committee is public: who can silence chosen workers can stop a period.")
+        said.append(
+            "The committee is public: whoever can silence chosen workers can stop a period."
+        )
     if chosen.mode is Mode.SELF:
         said.append(
             f"The bound behind mode self allows for {ATTEMPTS_MAX} recovery attempts in a period;"
-            " it is this project's own and has not been checked by others."
+            " it was derived in this project and has not been checked by others."
         )
     said.append(
         "Some round lacks an honest majority of proposers or voters, or its first quorum, with"
@@ -81,13 +83,13 @@ def caveats(chosen: NetworkSizes, *, n: int, f: Fraction | int, risk: Risk) -> t
 def committee_odds(
     n: int, byzantine: int, mode: Mode, chosen: CommitteeSize
 ) -> tuple[float, float]:
-    """The chances that one committee could certify two blocks, and that it cannot certify any.
+    """The probabilities that one committee could certify two blocks, and that it can certify none.
 
-    The first is an upper bound in mode `self`.
+    In mode `self` the first is an upper bound.
     """
     size, quorum = chosen.size, chosen.quorum
     if size >= n:
-        # Whoever draws, everybody is drawn: all steps have one committee.
+        # Everybody is drawn, however the draw is made: all steps have the same committee.
         mode = Mode.ALL
     match mode:
         case Mode.ALL:
@@ -106,7 +108,7 @@ def committee_odds(
 
 
 def _steps_bound(n: int, byzantine: int, chosen: CommitteeSize) -> float:
-    """At most twice the smallest of the bounds that the split points give."""
+    """A bound on contradicting committees: at most twice the smallest that a split point gives."""
     honest = n - byzantine
 
     def terms(split: int) -> tuple[float, float]:
@@ -129,7 +131,7 @@ def _committee_shortfalls(
     name = f"a committee of {chosen.size} with quorum {chosen.quorum}"
     said = []
     if unsafe > risk.unsafe and not (
-        # There the chance is a bound, and sizes are planned with a closer one.
+        # In mode `self` the probability is a bound, and sizes are planned with a closer one.
         mode is Mode.SELF and self_selection_is_safe(n, liars, chosen, risk)
     ):
         said.append(f"{name} could certify two blocks{_somewhere(unsafe, risk, risk.safety)}")
@@ -175,7 +177,7 @@ def _ballot_shortfalls(
     if not ballots_suffice(f, voters.ballots_min, voters.byzantine_max):
         said.append(
             f"M_min = {voters.ballots_min} honest ballots do not carry an update over the floor of"
-            f" b_max + 1 = {voters.byzantine_max + 1}: liars may make rounds without a step"
+            f" b_max + 1 = {voters.byzantine_max + 1}: liars may keep rounds from making a step"
         )
     return said
 

@@ -17,16 +17,17 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 NEGLIGIBLE = 1e-40
-"""Of the mode's probability; a plan must not ask for events rarer than `RAREST`."""
+"""Terms below this share of the mode's probability are left out."""
 
 RAREST = 1e-25
+"""A plan must not ask for events rarer than this."""
 
 LAWS_KEPT = 32  # A law for a million workers takes a megabyte.
 
 
 @dataclass(frozen=True, slots=True)
 class Law:
-    """A count's law on a window of whole numbers; outside, its probability is negligible.
+    """The probabilities of a count in a window of whole numbers; outside they are negligible.
 
     Attributes:
         first: The window's first number.
@@ -55,14 +56,14 @@ class Law:
         return self.above[place] if place < len(self.above) else 0.0
 
     def lower_quantile(self, chance: float) -> int:
-        """The largest m with P[X < m] <= chance: so many there are, but for that chance."""
+        """The largest m with P[X < m] <= chance: there are at least m, but for that chance."""
         for place, probability in enumerate(self.below):
             if probability > chance:
                 return self.first + place
         return self.first + len(self.below) - 1
 
     def upper_quantile(self, chance: float) -> int:
-        """The smallest m with P[X > m] <= chance: no more there are, but for that chance."""
+        """The smallest m with P[X > m] <= chance: there are at most m, but for that chance."""
         for place in range(len(self.above) - 1, -1, -1):
             if self.above[place] > chance:
                 return self.first + place
@@ -71,7 +72,7 @@ class Law:
 
 @functools.lru_cache(maxsize=LAWS_KEPT)
 def binomial(trials: int, tau: int, population: int) -> Law:
-    """How many of `trials` workers are drawn when each is with probability tau / population."""
+    """How many of `trials` workers are drawn if each is with probability tau / population."""
     if tau >= population or trials == 0:
         return _certain(trials)
     if tau <= 0:
