@@ -106,16 +106,11 @@ class Reader:
 
     def items(self, read: Callable[["Reader"], T], count_max: int) -> tuple[T, ...]:
         """Read a list of at most `count_max` items."""
-        count = self._integer(4)
-        if count > count_max:
-            raise InvalidMessage(f"a list holds at most {count_max} items; got {count}")
-        return tuple(read(self) for _ in range(count))
+        return tuple(read(self) for _ in range(self._count(count_max)))
 
     def rows(self, layout: struct.Struct, count_max: int) -> list[tuple[Any, ...]]:
         """Read a list of at most `count_max` items of one size all at once, as it may be long."""
-        count = self._integer(4)
-        if count > count_max:
-            raise InvalidMessage(f"a list holds at most {count_max} items; got {count}")
+        count = self._count(count_max)
         return list(layout.iter_unpack(self._take(count * layout.size)))
 
     def end(self) -> None:
@@ -123,6 +118,12 @@ class Reader:
         left = len(self._data) - self._at
         if left:
             raise InvalidMessage(f"the message goes on for {left} bytes after its end")
+
+    def _count(self, count_max: int) -> int:
+        count = self._integer(4)
+        if count > count_max:
+            raise InvalidMessage(f"a list holds at most {count_max} items; got {count}")
+        return count
 
     def _integer(self, size: int) -> int:
         return int.from_bytes(self._take(size), "big")

@@ -232,17 +232,6 @@ def _role(message: SignedMessage) -> tuple[Role, int, int]:
             return Role.COMMITTEE, message.period, message.step
 
 
-Slot: TypeAlias = tuple[str, int, int, int, int]
-
-
-def slot(message: SignedMessage) -> Slot:
-    """The slot that a message fills, each once: (kind, worker, round, period, step)."""
-    match message:
-        case Update():
-            return "update", message.worker, message.round, 0, 0
-        case BallotMessage():
-            return "ballot", message.worker, message.round, 0, 0
-        case Lead():
-            return "lead", message.worker, message.round, message.period, 0
-        case Vote():
-            return "vote", message.worker, message.round, message.period, message.step
+def slot(message: SignedMessage) -> tuple[int, int, Role, int, int]:
+    """The slot that a message fills, each once: (worker, round, role, period, step)."""
+    return message.worker, message.round, *_role(message)

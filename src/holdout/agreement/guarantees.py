@@ -14,11 +14,13 @@ from holdout.agreement.sizing import (
     Risk,
     as_share,
     ballots_suffice,
+    certified,
     check_population,
     no_honest_leader,
     no_majority,
     self_selection_is_safe,
     two_quorums,
+    voted_down,
 )
 from holdout.agreement.tails import Law, binomial, hypergeometric
 from holdout.voting.odds import any_of, majority_failure
@@ -112,13 +114,11 @@ def _steps_bound(n: int, byzantine: int, chosen: CommitteeSize) -> float:
     honest = n - byzantine
 
     def terms(split: int) -> tuple[float, float]:
-        certified = binomial(split + byzantine, chosen.size, n).at_least(chosen.quorum)
-        down = binomial(honest - split + byzantine, chosen.size, n).at_least(chosen.quorum)
-        return certified, 2 * ATTEMPTS_MAX * down
+        return certified(n, byzantine, chosen, split), voted_down(n, chosen, split)
 
     def crossed(split: int) -> bool:
-        certified, down = terms(split)
-        return certified >= down
+        growing, falling = terms(split)
+        return growing >= falling
 
     place = bisect.bisect_left(range(honest + 1), x=True, key=crossed)
     return min(sum(terms(split)) for split in (max(0, place - 1), min(honest, place)))

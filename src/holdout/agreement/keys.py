@@ -146,20 +146,18 @@ class SimulatedKeys:
     """
 
     def __init__(self, seed: int, n: int) -> None:
-        self._secrets = tuple(
-            (_secret(stream(seed, "signing key", i)), _secret(stream(seed, "VRF key", i)))
+        self._signers = tuple(
+            _SimulatedSigner(
+                _secret(stream(seed, "signing key", i)), _secret(stream(seed, "VRF key", i))
+            )
             for i in range(n)
         )
-        self._signers = tuple(_SimulatedSigner(signing, vrf) for signing, vrf in self._secrets)
-        signing = {
-            s.public.signing: secret
-            for s, (secret, _) in zip(self._signers, self._secrets, strict=True)
-        }
-        vrf = {
-            s.public.vrf: secret
-            for s, (_, secret) in zip(self._signers, self._secrets, strict=True)
-        }
-        self._verifier = MemoVerifier(_RegistryVerifier(signing, vrf))
+        self._verifier = MemoVerifier(
+            _RegistryVerifier(
+                {signer.public.signing: signer.signing_secret for signer in self._signers},
+                {signer.public.vrf: signer.vrf_secret for signer in self._signers},
+            )
+        )
 
     def signer(self, worker: int) -> Signer:
         """The secret keys of one worker."""
@@ -172,8 +170,8 @@ class SimulatedKeys:
 
 class _SimulatedSigner:
     def __init__(self, signing: bytes, vrf: bytes) -> None:
-        self._signing = signing
-        self._vrf = vrf
+        self.signing_secret = signing
+        self.vrf_secret = vrf
         self._public = PublicKeys(sha256(signing).digest(), sha256(vrf).digest())
 
     @property
@@ -181,10 +179,10 @@ class _SimulatedSigner:
         return self._public
 
     def sign(self, message: bytes) -> bytes:
-        return hmac.digest(self._signing, message, "sha512")
+        return hmac.digest(self.signing_secret, message, "sha512")
 
     def prove(self, alpha: bytes) -> tuple[bytes, bytes]:
-        return b"", hmac.digest(self._vrf, alpha, "sha512")
+        return b"", hmac.digest(self.vrf_secret, alpha, "sha512")
 
 
 @dataclass(frozen=True, slots=True)

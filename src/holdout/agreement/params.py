@@ -249,7 +249,7 @@ class Timing:
 
     def filter_after(self, period: int) -> int:
         """F(p), from the start of the period: when the soft vote is due."""
-        return (2 * self.delay + self.fetch) << (min(period, 6) if period else 0)
+        return (2 * self.delay + self.fetch) << min(period, 6)
 
     def deadline_after(self, period: int) -> int:
         """D(p), from the start of the period: when recovery begins.
@@ -258,7 +258,7 @@ class Timing:
         whatever it is. If D alone grew, the soft vote could come before the lead in every period.
         """
         base = 2 * self.delay + self.fetch + self.validate + 4 * self.delay
-        return base << (min(period, 6) if period else 0)
+        return base << min(period, 6)
 
     def retry_after(self, count: int) -> int:
         """The wait before retry number `count`, from 0: two delays, then doubled up to sixteen."""

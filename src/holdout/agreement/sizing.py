@@ -257,18 +257,22 @@ def _steps_agree(n: int, byzantine: int, chosen: CommitteeSize, left: float) -> 
     x > s, a recovery quorum against the value (two in each attempt are possible) comes from the
     other honest workers and all liars. The sum of both probabilities is a bound.
     """
-    honest = n - byzantine
 
-    def certified(split: int) -> float:
-        return binomial(split + byzantine, chosen.size, n).at_least(chosen.quorum)
+    def within(low: int, high: int) -> bool:
+        # The first grows with the split, the second falls.
+        return certified(n, byzantine, chosen, low) + voted_down(n, chosen, high) <= left
 
-    def voted_down(split: int) -> float:
-        law = binomial(honest - split + byzantine, chosen.size, n)
-        return 2 * ATTEMPTS_MAX * law.at_least(chosen.quorum)
+    return _smallest(0, n - byzantine, within) is not None
 
-    # The first grows with the split, the second falls.
-    found = _smallest(0, honest, lambda low, high: certified(low) + voted_down(high) <= left)
-    return found is not None
+
+def certified(n: int, byzantine: int, chosen: CommitteeSize, split: int) -> float:
+    """The probability that `split` ready honest workers and all liars draw a quorum."""
+    return binomial(split + byzantine, chosen.size, n).at_least(chosen.quorum)
+
+
+def voted_down(n: int, chosen: CommitteeSize, split: int) -> float:
+    """A bound on the probability that all others draw a quorum in some recovery step."""
+    return 2 * ATTEMPTS_MAX * binomial(n - split, chosen.size, n).at_least(chosen.quorum)
 
 
 # --- The learning roles ---

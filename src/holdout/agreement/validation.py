@@ -12,7 +12,6 @@ fill anybody's memory.
 from collections.abc import Callable, Container
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Protocol
 
 from holdout.agreement.blocks import Block, Draft, inspect, read_block
 from holdout.agreement.draws import Draws
@@ -32,22 +31,12 @@ class Validity(Enum):
     INVALID = "invalid"
 
 
-class Inspect(Protocol):
-    """`blocks.inspect`, or a version of it that remembers its answers."""
-
-    def __call__(
-        self, block: Block, tip: Tip, genesis: Genesis, draws: Draws, verifier: Verifier
-    ) -> Draft | str:
-        """The draft behind a block, or why the block is invalid."""
-        ...
-
-
 @dataclass(frozen=True, slots=True)
 class Tools:
     """Pure functions on blocks; a simulator may pass versions that remember their answers."""
 
     read_block: Callable[[bytes], Block] = read_block
-    inspect: Inspect = inspect
+    inspect: Callable[[Block, Tip, Genesis, Draws, Verifier], Draft | str] = inspect
 
 
 @dataclass(slots=True)
