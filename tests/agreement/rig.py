@@ -30,8 +30,7 @@ from holdout.agreement.messages import (
     vote_part,
 )
 from holdout.agreement.params import Genesis, Mode, Params, RoleDraw
-from holdout.agreement.seed import genesis_seeds, next_seed, seed_alpha
-from holdout.agreement.sortition import Role, alpha
+from holdout.agreement.sortition import Role, alpha, genesis_seeds, next_seed, seed_alpha
 
 SHAPES = ((2, 2), (2,))
 DIMENSION = 6

@@ -21,8 +21,8 @@ from holdout.agreement.messages import (
     Vote,
     VoteSignature,
     ballot_part,
+    base_step,
     head_part,
-    kind_of,
     lead_part,
     update_part,
     vote_part,
@@ -65,7 +65,7 @@ def leads(draw):
 def _stepped(draw):
     """A step, and a value that such votes may have."""
     step = draw(steps)
-    return step, bytes(32) if kind_of(step) is Step.DOWN else draw(values)
+    return step, bytes(32) if base_step(step) is Step.DOWN else draw(values)
 
 
 @st.composite

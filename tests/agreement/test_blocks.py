@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from tests.agreement.rig import DIMENSION, Network, other
 from tests.agreement.strategies import mutated
 
-from holdout.agreement import blocks, roots
+from holdout.agreement import blocks, headers
 from holdout.agreement.blocks import (
     Block,
     BlockKind,
@@ -37,10 +37,10 @@ def reason(net, block):
 def recommitted(block, **changes):
     """The block with another body, whose header commits to it: a leader can lie that far."""
     block = replace(block, **changes)
-    body = roots.body_roots(block.updates, block.ballots, block.evidence)
+    body = headers.body_roots(block.updates, block.ballots, block.evidence)
     names = ("updates_root", "ballots_root", "evidence_root")
     said = dict(zip(names, body, strict=True))
-    chosen = roots.selection_root(block.selection)
+    chosen = headers.selection_root(block.selection)
     header = replace(block.header, selection_root=chosen, **said)
     return replace(block, header=header)
 
@@ -84,7 +84,7 @@ def test_a_body_is_hashed_once_when_it_is_read_and_once_when_it_is_checked(net, 
     data = net.finish(usual(net)).encode()
     hashed = []
     monkeypatch.setattr(
-        blocks, "body_roots", lambda *body: hashed.append(1) or roots.body_roots(*body)
+        blocks, "body_roots", lambda *body: hashed.append(1) or headers.body_roots(*body)
     )
     block = read_block(data)
     draft = verdict(net, block)
@@ -405,16 +405,16 @@ def test_a_leader_that_calls_a_valid_payload_invalid_is_found_out(net):
 
 
 HEADER_LIES = {
-    "version": (PROTOCOL_VERSION + 1, "another network or version"),
-    "chain": (b"c" * 32, "another network or version"),
+    "version": (PROTOCOL_VERSION + 1, "another network or protocol version"),
+    "chain": (b"c" * 32, "another network or protocol version"),
     "round": (2, "does not follow"),
     "previous": (b"p" * 32, "does not follow"),
-    "model_previous": (b"m" * 32, "another model"),
-    "leader": (7, "no worker"),
+    "model_previous": (b"m" * 32, "different model"),
+    "leader": (7, "not a worker"),
     "original_period": (1, "does not follow from"),
     "seed": (b"s" * 32, "does not follow from"),
     "seed_proof": (b"p", "proof does not hold"),
-    "steps": (2, "steps wrongly"),
+    "steps": (2, "wrong count of steps"),
 }
 
 
@@ -428,22 +428,22 @@ def test_a_header_that_does_not_follow_is_invalid(net, field):
 def test_a_noop_that_changes_something_is_invalid(net):
     block = net.finish(net.draft([], []))
     for change in ({"model": other(net.tip.model)}, {"radius": 1.0}):
-        assert "changes nothing" in reason(net, with_header(block, **change))
-    assert "steps wrongly" in reason(net, with_header(block, steps=1))
+        assert "must not change" in reason(net, with_header(block, **change))
+    assert "wrong count of steps" in reason(net, with_header(block, steps=1))
 
 
 def test_a_header_and_its_selection_agree_on_whether_there_is_a_step(net):
     step, noop = net.finish(usual(net)), net.finish(net.draft([], []))
     bare = recommitted(step, selection=())
-    assert "selects something" in reason(net, bare)
+    assert "selects an update" in reason(net, bare)
     quiet = with_header(
         step, kind=BlockKind.NOOP, steps=0, model=net.tip.model, radius=net.tip.radius
     )
-    assert "selects something" in reason(net, quiet)
+    assert "selects an update" in reason(net, quiet)
     # Dropping everything is no lie on its face, but not what its own body leads to.
     dropped = recommitted(quiet, selection=())
     assert net.finish(verdict(net, dropped)) == step
-    assert "selects something" in reason(net, with_header(noop, kind=BlockKind.STEP, steps=1))
+    assert "selects an update" in reason(net, with_header(noop, kind=BlockKind.STEP, steps=1))
 
 
 def test_a_selection_that_the_ballots_do_not_give_is_invalid(net):
@@ -453,14 +453,16 @@ def test_a_selection_that_the_ballots_do_not_give_is_invalid(net):
         ((0, 5), (1, 5), (2, 5), (3, 5), (4, 5)),
         ((6, 1),),
     ):
-        assert "not what the ballots say" in reason(net, recommitted(block, selection=selection))
+        assert "does not follow from the ballots" in reason(
+            net, recommitted(block, selection=selection)
+        )
 
 
 def test_the_seed_of_a_later_period_has_no_proof(net):
     block = net.finish(usual(net, leader=3, period=2))
     assert reason(net, block) is None
     assert block.header.seed_proof == b""
-    assert "nobody proves" in reason(net, with_header(block, seed_proof=b"p"))
+    assert "must not carry a seed proof" in reason(net, with_header(block, seed_proof=b"p"))
     assert "proof" in reason(net, with_header(block, original_period=0, seed_proof=b"p"))
 
 
@@ -506,10 +508,10 @@ def test_a_stranger_has_no_say(net):
 def test_updates_and_ballots_for_another_model_are_invalid(net):
     stale = net.update(0, model=other(net.tip.model))
     block = net.finish(net.draft([stale], [net.ballot(1, [stale])]))
-    assert "another model" in reason(net, block)
+    assert "different model" in reason(net, block)
     update = net.update(0)
     ballot = net.ballot(1, [update], model=other(net.tip.model))
-    assert "another model" in reason(net, net.finish(net.draft([update], [ballot])))
+    assert "different model" in reason(net, net.finish(net.draft([update], [ballot])))
 
 
 def test_updates_and_ballots_of_another_round_are_invalid(net):
@@ -573,7 +575,9 @@ def test_there_is_at_most_so_much_evidence():
     evidence += [double_ballot(net, worker) for worker in range(4)]
     assert reason(net, recommitted(block, evidence=tuple(evidence))) is None
     lead = Evidence.of(net.lead(0).envelope, net.lead(0, b"c" * 32).envelope)
-    assert "more evidence" in reason(net, recommitted(block, evidence=(*evidence, lead)))
+    assert "more than two pieces of evidence" in reason(
+        net, recommitted(block, evidence=(*evidence, lead))
+    )
 
 
 # ------------------------------------------------------------------------------ whatever is decoded

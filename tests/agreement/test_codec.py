@@ -108,7 +108,7 @@ def test_a_message_cut_anywhere_is_none(shape, data):
 @pytest.mark.parametrize(
     ("data", "read", "message"),
     [
-        (b"\x00\x00", Reader.u8, "goes on after its end by 1 bytes"),
+        (b"\x00\x00", Reader.u8, "goes on for 1 bytes after its end"),
         (u32(41) + bytes(41), lambda r: r.blob(40), "at most 40 bytes; got 41"),
         (u32(3) + bytes(3), lambda r: r.exactly(4), "must hold 4 bytes; got 3"),
         (u32(31) + bytes(31), Reader.digest, "must hold 32 bytes; got 31"),

@@ -124,7 +124,7 @@ def test_a_hundred_ballots_on_a_hundred_updates_give_exact_sums():
     assert sum(c.score for c in counts) == sum(map(len, ballots)) + lacking
 
 
-# ------------------------------------------------------------------- the experiment of CONSENSUS
+# ------------------------------------------------------------- liars with short or full ballots
 
 
 HONEST, LIARS = range(20), range(20, 30)

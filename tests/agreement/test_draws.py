@@ -38,7 +38,7 @@ def drawn_and_not(net, role, period=0, step=0):
     held = [
         worker
         for worker in range(net.params.workers)
-        if draws.own(net.keys.signer(worker), role, worker, period, step) is not None
+        if draws.own_proof(net.keys.signer(worker), role, worker, period, step) is not None
     ]
     rest = [worker for worker in range(net.params.workers) if worker not in held]
     return held[0], rest[0]
@@ -165,7 +165,7 @@ def test_the_own_proof_is_the_one_that_others_accept(real, role, period, step):
     draws = real.draws
     for worker in range(SEVERAL):
         signer = real.keys.signer(worker)
-        proof = draws.own(signer, role, worker, period, step)
+        proof = draws.own_proof(signer, role, worker, period, step)
         spoken = real.proof(worker, role, period, step)
         out = draws.output(role, worker, spoken, period, step)
         assert (proof is None) == (out is None)
@@ -204,7 +204,7 @@ def test_where_everybody_holds_a_role_no_proof_is_needed_and_none_is_taken():
     draws = net.draws
     for role in (Role.PROPOSER, Role.VOTER, Role.COMMITTEE):
         assert draws.expected(role) == tuple(range(7))
-        assert draws.own(net.keys.signer(2), role, 2) == b""
+        assert draws.own_proof(net.keys.signer(2), role, 2) == b""
         assert draws.output(role, 2, b"") == b""
         assert draws.output(role, 2, b"x") is None
     # Leaders are ranked by their output, so they prove it even where everybody leads.
@@ -220,7 +220,7 @@ def test_roles_of_a_fixed_number_are_drawn_publicly():
     assert proposers != voters[:5]
     for worker in range(20):
         assert (draws.fault(net.update(worker)) is None) == (worker in proposers)
-        own = draws.own(net.keys.signer(worker), Role.VOTER, worker)
+        own = draws.own_proof(net.keys.signer(worker), Role.VOTER, worker)
         assert own == (b"" if worker in voters else None)
         ballot = with_envelope(net.ballot(worker, [net.update(proposers[0])]), proof=b"x")
         assert draws.fault(ballot) is MessageFault.NOT_DRAWN
@@ -261,7 +261,8 @@ class TestBundles:
         listed = [
             worker
             for worker in range(net.params.workers)
-            if draws.own(net.keys.signer(worker), Role.COMMITTEE, worker, period, step) is not None
+            if draws.own_proof(net.keys.signer(worker), Role.COMMITTEE, worker, period, step)
+            is not None
         ]
         rest = [worker for worker in range(net.params.workers) if worker not in listed]
         return listed, rest

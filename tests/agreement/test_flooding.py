@@ -23,9 +23,8 @@ from tests.agreement.world import World
 
 from holdout.agreement import aggregate, safety
 from holdout.agreement import events as ev
-from holdout.agreement.answers import BURST
 from holdout.agreement.blocks import assemble, read_block
-from holdout.agreement.catchup import Pace
+from holdout.agreement.chain_sync import BURST, Pace
 from holdout.agreement.codec import BOTTOM
 from holdout.agreement.draws import OUTPUTS_PER_WORKER
 from holdout.agreement.messages import (
@@ -44,7 +43,7 @@ from holdout.agreement.messages import (
 from holdout.agreement.params import Limits
 from holdout.agreement.player import MODELS_MAX
 from holdout.agreement.safety import HELD_KEPT, OWN_PERIODS_KEPT, initial, read_safety
-from holdout.agreement.seed import next_seed
+from holdout.agreement.sortition import next_seed
 from holdout.agreement.votes import PERIODS_KEPT
 from holdout.agreement.wire import decode_envelope
 
@@ -66,7 +65,7 @@ def faults_of(actions):
 def block_of(world, liar, period, skipped):
     """A valid block that nobody else would make: without the ballots of one voter."""
     player = world.players[0]
-    tip, phases = player._round.tip, player._round.phases
+    tip, messages = player._round.tip, player._round.learning_messages
     draft = assemble(
         tip,
         world.genesis,
@@ -74,8 +73,8 @@ def block_of(world, liar, period, skipped):
         original_period=period,
         seed=next_seed(tip.round, tip.seed_in, liar, None),
         seed_proof=b"",
-        updates=phases.updates(),
-        ballots={voter: b for voter, b in phases.ballots().items() if voter != skipped},
+        updates=messages.updates(),
+        ballots={voter: b for voter, b in messages.ballots().items() if voter != skipped},
         evidence=(),
     )
     valid = dict.fromkeys(draft.needs, True)
@@ -202,7 +201,7 @@ def test_evidence_about_any_period_fills_no_table(good):
             two = replace(two, signature=bytes(64))
         player.handle(ev.Received(3, Evidence.of(one, two).encode()), 0)
     assert player._round.draws.size() <= OUTPUTS_PER_WORKER * 4
-    assert len(player._round.phases.evidence) <= 1
+    assert len(player._round.learning_messages.evidence) <= 1
 
 
 def test_of_the_coming_round_eight_messages_of_each_worker_are_kept():
@@ -216,10 +215,10 @@ def test_of_the_coming_round_eight_messages_of_each_worker_are_kept():
             part = vote_part(world.genesis.chain, 2, 0, step, liar, value)
             envelope = Envelope(Kind.VOTE, part, world.keys.signer(liar).sign(part))
             faults += faults_of(player.handle(ev.Received(liar, envelope.encode()), 0))
-    kept = Limits().early * len(LIARS)
+    kept = Limits().early_messages * len(LIARS)
     assert player.held() - before == kept
     assert set(faults) >= {ev.MessageFault.SURPLUS}
-    assert player._early.size() == kept
+    assert player._early_messages.size() == kept
 
 
 def finished_of(world, number, *, chain=None, workers=range(5)):
@@ -237,7 +236,7 @@ def test_certificates_before_their_turn_are_kept_for_fifty_rounds_and_only_plaus
     player = world.players[0]
     for number in range(2, 500):
         player.handle(ev.Received(5, finished_of(world, number)), 0)
-    assert player._following.size() <= Limits().blocks_per_answer
+    assert player._chain_sync.size() <= Limits().blocks_per_answer
     held = player.held()
     for options, fault in (
         ({"chain": b"c" * 32}, ev.MessageFault.WRONG_CHAIN),

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from tests.agreement.world import World
 
 from holdout.agreement import events as ev
-from holdout.agreement import roots
+from holdout.agreement import headers
 from holdout.agreement.blocks import BlockKind, read_block
 from holdout.agreement.codec import BOTTOM
 from holdout.agreement.messages import (
@@ -169,11 +169,11 @@ def test_no_block_whatever_it_says_makes_a_player_raise(draw):
         steps=draw.draw(numbers | st.just(block.header.steps)),
         kind=draw.draw(st.sampled_from(BlockKind)),
         radius=draw.draw(st.floats(0, allow_nan=False, allow_infinity=False).map(abs)),
-        selection_root=roots.selection_root(made.selection),
+        selection_root=headers.selection_root(made.selection),
         **dict(
             zip(
                 ("updates_root", "ballots_root", "evidence_root"),
-                roots.body_roots(made.updates, made.ballots, made.evidence),
+                headers.body_roots(made.updates, made.ballots, made.evidence),
                 strict=True,
             )
         ),

@@ -96,14 +96,14 @@ def test_a_drawn_committee_holds_one_quorum_and_not_two(mode, quorum, committee,
 @pytest.mark.parametrize(
     ("change", "rule"),
     [
-        ({"rates": ()}, "learning rates are finite and above 0"),
-        ({"rates": (0.1, math.nan)}, "learning rates are finite and above 0"),
-        ({"rates": (0.0,)}, "learning rates are finite and above 0"),
+        ({"rates": ()}, "learning rates must be finite and above 0"),
+        ({"rates": (0.1, math.nan)}, "learning rates must be finite and above 0"),
+        ({"rates": (0.0,)}, "learning rates must be finite and above 0"),
         ({"dimension": 0, "shapes": ()}, "the shapes must hold the model's 0 weights"),
         ({"shapes": ((1, 1),)}, "they hold 1"),
-        ({"radius_first": math.inf}, "a radius is finite"),
-        ({"radius_first": -1.0}, "a radius is finite"),
-        ({"lookback": 3}, "looks back 1 or 2"),
+        ({"radius_first": math.inf}, "the first radius must be finite"),
+        ({"radius_first": -1.0}, "the first radius must be finite"),
+        ({"lookback": 3}, "must look back 1 or 2"),
     ],
 )
 def test_constants_with_which_nothing_can_be_learned_are_refused(change, rule):

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from tests.agreement.world import World
 
 from holdout.agreement import events as ev
-from holdout.agreement.attendance import PATIENCE
 from holdout.agreement.codec import BOTTOM
+from holdout.agreement.context import PATIENCE
 from holdout.agreement.draws import slot
 from holdout.agreement.messages import (
     BallotMessage,
@@ -196,7 +196,7 @@ def test_flooding_does_not_fill_the_memory():
 def test_a_question_is_answered_once_however_often_it_names_something():
     world = started()
     player = world.players[0]
-    updates = [u.update_id for u in player._round.phases.updates().values()]
+    updates = [u.update_id for u in player._round.learning_messages.updates().values()]
     assert updates
     question = GetUpdates(world.genesis.chain, 1, tuple(updates[:1] * 500))
     answers = player.handle(ev.Received(1, question.encode()), world.now)
@@ -238,7 +238,7 @@ def test_the_gradients_that_a_ballot_approves_are_on_disk_before_it_leaves():
     world.settle()
     world.learn()
     for worker in range(4):
-        updates = world.players[worker]._round.phases.updates().values()
+        updates = world.players[worker]._round.learning_messages.updates().values()
         payload_of = {update.update_id: update.payload for update in updates}
         written, sent = set(), []
         for action in (action for _, _, actions in world.history[worker] for action in actions):

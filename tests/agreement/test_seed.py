@@ -5,7 +5,7 @@ from hashlib import sha256
 import pytest
 
 from holdout.agreement.codec import BOTTOM, blob, digest, u8, u32, u64
-from holdout.agreement.seed import (
+from holdout.agreement.sortition import (
     LOOKBACK,
     REFRESH,
     genesis_seeds,

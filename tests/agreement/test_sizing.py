@@ -12,13 +12,15 @@ from scipy import stats
 
 from holdout.agreement import sizing
 from holdout.agreement.codec import digest
-from holdout.agreement.guarantees import committee_odds, limits, shortfalls
+from holdout.agreement.guarantees import caveats, committee_odds, shortfalls
 from holdout.agreement.keys import SimulatedKeys
+from holdout.agreement.messages import WORKERS_MAX
 from holdout.agreement.params import Mode, RoleDraw
 from holdout.agreement.sizing import CommitteeSize, Risk, Voters, sizes
 from holdout.agreement.sortition import Role, alpha, drawn, shuffled
 from holdout.agreement.tails import binomial, hypergeometric
 from holdout.errors import InfeasibleError, UserError
+from holdout.voting.odds import hypergeometric_tail
 
 # The tables are for an unbiased seed.
 STRICT = Risk(rounds=1000, safety=1e-6, progress=1e-3, seed_bias=1)
@@ -253,6 +255,17 @@ def test_hypergeometric_tails_agree_with_scipy(population, data):
     assert law.at_least(count) == pytest.approx(known.sf(count - 1), rel=1e-6, abs=1e-14)
 
 
+@settings(max_examples=60)
+@given(st.integers(1, WORKERS_MAX), st.data())
+def test_a_law_laid_out_whole_has_the_tails_that_are_summed_one_at_a_time(population, data):
+    marked = data.draw(st.integers(0, population))
+    size = data.draw(st.integers(0, population))
+    count = data.draw(st.integers(-1, size + 1))
+    tail = hypergeometric_tail(workers=population, byzantine=marked, drawn=size, at_least=count)
+    law = hypergeometric(population, marked, size)
+    assert law.at_least(count) == pytest.approx(tail, rel=1e-11, abs=1e-38)
+
+
 @given(st.integers(0, 40), st.integers(0, 40), st.floats(1e-9, 0.5))
 def test_quantiles_are_what_they_say(trials, tau, chance):
     law = binomial(trials, tau, 40)
@@ -438,10 +451,10 @@ def test_smaller_sizes_say_what_they_give_up(change, message):
 
 
 def test_limits_name_the_slack_and_the_leaders():
-    tight = "\n".join(limits(sizes(n=100, f=33), n=100, f=33, risk=Risk()))
+    tight = "\n".join(caveats(sizes(n=100, f=33), n=100, f=33, risk=Risk()))
     assert "one more that is down stops the rounds" in tight
-    loose = "\n".join(limits(sizes(n=100, f=20), n=100, f=20, risk=Risk()))
+    loose = "\n".join(caveats(sizes(n=100, f=20), n=100, f=20, risk=Risk()))
     assert "B = 20 workers may be silent and 13 more may be down" in loose
     assert "no honest leader" in loose
     drawn_by_lot = sizes(n=1000, f=200, mode=Mode.SELF)
-    assert "matter of luck" in "\n".join(limits(drawn_by_lot, n=1000, f=200, risk=Risk()))
+    assert "matter of luck" in "\n".join(caveats(drawn_by_lot, n=1000, f=200, risk=Risk()))

@@ -103,7 +103,7 @@ def test_a_signed_part_is_of_the_kind_that_the_message_says(kind):
         if other is kind:
             assert wire.decode(data).claim == message
         else:
-            refuses(data, "another kind")
+            refuses(data, "different kind")
 
 
 def ballot_of(*entries):
@@ -133,7 +133,7 @@ def vote_of(step, value):
 
 @pytest.mark.parametrize("step", [*Step, 6, 7, 8, 254, 255])
 def test_votes_to_go_down_name_no_block_and_all_others_name_one(step):
-    down = messages.kind_of(step) is Step.DOWN
+    down = messages.base_step(step) is Step.DOWN
     good, bad = (BOTTOM, BLOCK) if down else (BLOCK, BOTTOM)
     assert isinstance(wire.decode(vote_of(step, good)).claim, Vote)
     refuses(vote_of(step, bad), "name no block")
@@ -154,7 +154,7 @@ def test_a_lead_names_a_block_of_its_own_or_an_earlier_period():
     assert isinstance(wire.decode(lead_of(3, 3)).claim, Lead)
     assert isinstance(wire.decode(lead_of(3, 0)).claim, Lead)
     refuses(lead_of(3, 4), "earlier period")
-    refuses(lead_of(3, 3, BOTTOM), "names a block")
+    refuses(lead_of(3, 3, BOTTOM), "name a block")
 
 
 def test_evidence_holds_two_different_messages_in_order():
@@ -162,7 +162,7 @@ def test_evidence_holds_two_different_messages_in_order():
     one, two = net.update(1).envelope, net.update(1, [0.0] * 6).envelope
     evidence = Evidence.of(one, two)
     assert wire.decode(evidence.encode()).claim == evidence == Evidence.of(two, one)
-    refuses(Evidence(evidence.second, evidence.first).encode(), "in order")
+    refuses(Evidence(evidence.second, evidence.first).encode(), "in ascending order")
     refuses(Evidence(one, one).encode(), "two different")
     again = replace(one, signature=bytes(64))
     refuses(Evidence(one, again).encode(), "two different")
@@ -170,7 +170,7 @@ def test_evidence_holds_two_different_messages_in_order():
 
 def test_only_what_is_signed_once_a_slot_stands_in_evidence():
     answer = Network().head_answer(1).envelope
-    refuses(Evidence(answer, answer).encode(), "cannot stand inside another")
+    refuses(Evidence(answer, answer).encode(), "cannot be part of another")
 
 
 @pytest.mark.parametrize(

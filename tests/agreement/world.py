@@ -28,7 +28,7 @@ from holdout.agreement.messages import (
     Vote,
     VoteSignature,
     ballot_part,
-    kind_of,
+    base_step,
     lead_part,
     update_part,
     vote_part,
@@ -106,7 +106,7 @@ class World:
             worker,
             self.keys.signer(worker),
             self.keys.verifier(),
-            timing=Timing(early=self.early),
+            timing=Timing(ends_waits_early=self.early),
             safety=saved,
             finished=tuple(finished),
         )
@@ -220,10 +220,10 @@ class World:
                 again = "" if message.original_period == message.period else " again"
                 return f"LEAD {self.name(message.value)}{again}"
             case Vote():
-                return f"{kind_of(message.step).name} {self.name(message.value)}"
+                return f"{base_step(message.step).name} {self.name(message.value)}"
             case Bundle():
                 who = "".join(letter(mark.worker) for mark in message.marks)
-                return f"BUNDLE {kind_of(message.step).name} {self.name(message.value)} ({who})"
+                return f"BUNDLE {base_step(message.step).name} {self.name(message.value)} ({who})"
             case Evidence():
                 return "EVIDENCE"
             case _:
@@ -306,7 +306,7 @@ class World:
     def forge_ballot(self, liar: int, count: int) -> bytes:
         """A ballot for the first so many proposals that player a knows."""
         player = next(iter(self.players.values()))
-        candidates = player._round.phases.candidates()[:count]
+        candidates = player._round.learning_messages.candidates()[:count]
         entries = tuple(Entry(c.proposer, c.update_id) for c in candidates)
         part = ballot_part(self.genesis.chain, player.round, liar, player.model, entries)
         return Envelope(Kind.BALLOT, part, self.keys.signer(liar).sign(part)).encode()
@@ -324,7 +324,7 @@ class World:
     def forge_lead(self, liar: int, period: int, value: bytes) -> bytes:
         player = next(iter(self.players.values()))
         signer = self.keys.signer(liar)
-        proof = player._round.draws.own(signer, Role.LEADER, liar, period)
+        proof = player._round.draws.own_proof(signer, Role.LEADER, liar, period)
         part = lead_part(self.genesis.chain, player.round, period, liar, period, value)
         return Envelope(Kind.LEAD, part, signer.sign(part), proof).encode()
 

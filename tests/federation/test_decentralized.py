@@ -15,8 +15,7 @@ from holdout import results
 from holdout.agreement import aggregate
 from holdout.agreement.blocks import read_header
 from holdout.agreement.draws import Draws
-from holdout.agreement.headers import link_fault
-from holdout.agreement.ledger import Ledger
+from holdout.agreement.headers import Ledger, link_fault
 from holdout.agreement.wire import Unverified
 from holdout.attacks import ATTACKS, BALLOT_ATTACKS
 from holdout.attacks.search import strengths

@@ -145,6 +145,19 @@ def test_the_tail_agrees_with_scipy(data, workers):
     )
 
 
+@pytest.mark.parametrize(
+    ("workers", "byzantine", "drawn", "at_least"),
+    [
+        (2_938, 737, 1_607, 1),  # P[X = 1] is subnormal: it has lost most of its digits.
+        (20_000, 5_000, 10_000, 1),  # P[X = 1] is zero in floats.
+        (100_000, 90_000, 5_000, 2_500),
+    ],
+)
+def test_a_tail_that_starts_far_below_the_mean_is_one(workers, byzantine, drawn, at_least):
+    tail = hypergeometric_tail(workers=workers, byzantine=byzantine, drawn=drawn, at_least=at_least)
+    assert tail == 1.0
+
+
 def test_the_papers_experiment_draws_a_byzantine_majority_in_2_percent_of_rounds():
     failure = majority_failure(workers=100, byzantine=33, drawn=30)
     assert failure == pytest.approx(float(exact_tail(100, 33, 30, 15)), rel=1e-14)
@@ -247,3 +260,29 @@ def test_of_very_many_workers_a_draw_is_as_good_as_with_replacement(exponent):
         expected = stats.binom.sf(at_least - 1, drawn, 0.3)
         # They differ by about drawn^2 / workers; the rest is what floats can do.
         assert tail == pytest.approx(expected, rel=10 * drawn**2 / workers + 1e-9)
+
+
+@pytest.mark.parametrize("exponent", [9, 12, 15])
+def test_a_large_draw_of_very_many_workers_is_as_good_as_with_replacement(exponent):
+    workers, drawn = 10**exponent, 56_477
+    tail = majority_failure(workers=workers, byzantine=49 * workers // 100, drawn=drawn)
+    expected = stats.binom.sf((drawn + 1) // 2 - 1, drawn, 0.49)
+    assert tail == pytest.approx(expected, rel=20 * drawn / workers + 1e-9)
+
+
+def test_the_exact_size_does_not_depend_on_the_number_of_very_many_workers():
+    sizes = {
+        exact_size(workers=10**e, byzantine=49 * 10 ** (e - 2), draws=1000, delta=1e-3)
+        for e in (12, 13, 14, 15)
+    }
+    assert sizes == {56_477}
+
+
+@given(data=st.data(), workers=st.integers(20_001, 25_000))
+def test_the_tail_beyond_exact_coefficients_is_the_share_of_draws(data, workers):
+    byzantine = data.draw(st.integers(1, workers - 1))
+    drawn = data.draw(st.integers(1, 60))
+    at_least = data.draw(st.integers(0, drawn + 1))
+    tail = hypergeometric_tail(workers=workers, byzantine=byzantine, drawn=drawn, at_least=at_least)
+    exact = float(exact_tail(workers, byzantine, drawn, at_least))
+    assert tail == pytest.approx(exact, rel=1e-11, abs=0)

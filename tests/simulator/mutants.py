@@ -12,13 +12,14 @@ import numpy as np
 
 from holdout.agreement import aggregate, blocks, counting, headers
 from holdout.agreement.codec import BOTTOM
-from holdout.agreement.context import Desk
+from holdout.agreement.context import PlayerContext
+from holdout.agreement.events import MessageFault
 from holdout.agreement.messages import Kind, Step, VoteSignature
 from holdout.agreement.params import Timing
 from holdout.agreement.periods import Periods
-from holdout.agreement.safety import Safety
-from holdout.agreement.seed import next_seed, seed_alpha
-from holdout.agreement.votes import Added, Tracker
+from holdout.agreement.safety import Phase, Safety
+from holdout.agreement.sortition import next_seed, seed_alpha
+from holdout.agreement.votes import Tracker
 from holdout.simulator import nodes
 
 
@@ -51,18 +52,18 @@ _tracker_add = Tracker.add
 
 
 def _count_twice(self, vote):
-    added = _tracker_add(self, vote)
-    if added is Added.DUPLICATE:
+    fault = _tracker_add(self, vote)
+    if fault is MessageFault.DUPLICATE:
         marks = self._at(vote.period, vote.step, vote.value)
         # Under another key, so that the same worker counts once more.
         marks[vote.worker + 1000 * len(marks)] = VoteSignature(
             vote.worker, vote.envelope.signature, vote.envelope.proof
         )
-        return Added.COUNTED
-    return added
+        return None
+    return fault
 
 
-_sign = Desk.sign
+_sign = PlayerContext.sign
 
 
 def _sign_ballots_alone(self, slot, part, proof, blobs=()):
@@ -81,7 +82,7 @@ def _without(**lost):
 
 def _recover_unguarded(self):
     """Without the rule that a CERT vote is contradicted by nothing."""
-    said = tuple(self.desk.safety.mine)
+    said = tuple(self.context.safety.mine)
     shift = 3 * self._attempt()
     value, bound = self.committable(), self.bound_to()
     if value is not None:
@@ -94,12 +95,12 @@ def _recover_unguarded(self):
 
 
 def _remember_reasons_only(self):
-    self.desk.safety.bundles = tuple(map(self.bundle, self._reasons()))
+    self.context.safety.bundles = tuple(map(self.bundle, self._reasons()))
 
 
 def _remember_soft_only(self):
     soft = self.tracker.quorums(self.period, (Step.SOFT,))
-    self.desk.safety.bundles = tuple(map(self.bundle, soft))
+    self.context.safety.bundles = tuple(map(self.bundle, soft))
 
 
 _resume = Periods.resume
@@ -107,7 +108,7 @@ _resume = Periods.resume
 
 def _resume_before_the_filter(self):
     _resume(self)
-    self.desk.safety.phase = 0
+    self.context.safety.phase = Phase.FILTER
     self._set_timers()
 
 
@@ -116,7 +117,7 @@ def _back_nothing(self, step, value):
 
 
 def _down_first(self):
-    said = tuple(self.desk.safety.mine)
+    said = tuple(self.context.safety.mine)
     if self.bound_to() is not None:
         self._vote(Step.REDO, self.bound_to())
     else:
@@ -127,7 +128,7 @@ def _down_first(self):
 
 
 def _down_instead_of_redo(self):
-    said = tuple(self.desk.safety.mine)
+    said = tuple(self.context.safety.mine)
     if self.committable() is not None:
         self._vote(Step.LATE, self.committable())
     else:
@@ -137,7 +138,7 @@ def _down_instead_of_redo(self):
 
 def _filter_unbound(self):
     """As if every period were entered with bottom."""
-    self.desk.safety.phase = 1
+    self.context.safety.phase = Phase.DEADLINE
     for lead in self.leads.best(self.period):
         fresh = lead.original_period == self.period
         if self.acceptable(lead) if fresh else lead.value == self.carried():
@@ -163,8 +164,8 @@ def _draft_with_proven_seed(self):
     """The leader's own VRF moves the seed in every period."""
     draft = _real_assemble(self)
     tip = self.validation.tip
-    proof, out = self.desk.signer.prove(seed_alpha(self.desk.chain, tip.round, tip.seed_in))
-    seed = next_seed(tip.round, tip.seed_in, self.desk.worker, out, tip.old_block)
+    proof, out = self.context.signer.prove(seed_alpha(self.context.chain, tip.round, tip.seed_in))
+    seed = next_seed(tip.round, tip.seed_in, self.context.worker, out, tip.old_block)
     return replace(draft, seed=seed, seed_proof=proof)
 
 
@@ -190,8 +191,8 @@ _combine = aggregate.combine
 
 
 def _no_late_after_down(self):
-    said = tuple(self.desk.safety.mine)
-    down = (Kind.VOTE, self.period, Step.DOWN) in self.desk.safety.mine
+    said = tuple(self.context.safety.mine)
+    down = (Kind.VOTE, self.period, Step.DOWN) in self.context.safety.mine
     if self.committable() is not None and not down:
         self._vote(Step.LATE, self.committable())
     elif self.bound_to() is not None:
@@ -232,7 +233,7 @@ def _acceptable_unseen(self, lead):
 
 
 def _filter_any_repetition(self):
-    self.desk.safety.phase = 1
+    self.context.safety.phase = Phase.DEADLINE
     if self.bound_to() is not None:
         self._vote(Step.SOFT, self.bound_to())
         return
@@ -282,7 +283,7 @@ MUTANTS = {
     "phase not persisted": [(Periods, "resume", _resume_before_the_filter)],
     "staged not persisted": [(Periods, "_remember", _remember_reasons_only), UNGUARDED],
     "block behind CERT not persisted": [(Periods, "_back", _back_nothing), UNGUARDED],
-    "gradients behind a ballot not persisted": [(Desk, "sign", _sign_ballots_alone)],
+    "gradients behind a ballot not persisted": [(PlayerContext, "sign", _sign_ballots_alone)],
     "DOWN preferred over LATE": [(Periods, "recover", _down_first)],
     "no REDO": [(Periods, "recover", _down_instead_of_redo)],
     "fresh lead accepted against a value": [(Periods, "filter", _filter_unbound)],

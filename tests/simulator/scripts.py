@@ -21,7 +21,7 @@ from holdout.agreement.blocks import read_block
 from holdout.agreement.codec import BOTTOM
 from holdout.agreement.events import BlobKind
 from holdout.agreement.messages import BallotMessage, Step
-from holdout.agreement.seed import genesis_seeds, next_seed
+from holdout.agreement.sortition import genesis_seeds, next_seed
 from holdout.simulator.network import Cut, mask
 
 SOFT, CERT, LATE, REDO, DOWN = Step

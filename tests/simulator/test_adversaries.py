@@ -13,8 +13,15 @@ from holdout.agreement.events import MessageFault as Dropped
 from holdout.agreement.keys import SimulatedKeys
 from holdout.agreement.messages import Kind
 from holdout.agreement.params import TallyRule
-from holdout.agreement.seed import genesis_seeds, next_seed, seed_alpha
-from holdout.agreement.sortition import Role, alpha, drawn, priority
+from holdout.agreement.sortition import (
+    Role,
+    alpha,
+    drawn,
+    genesis_seeds,
+    next_seed,
+    priority,
+    seed_alpha,
+)
 from holdout.simulator.adversaries import Flooder
 from holdout.simulator.adversaries_agreement import (
     BEHAVIOURS,

@@ -20,8 +20,7 @@ from holdout.agreement.headers import read_header
 from holdout.agreement.keys import SimulatedKeys
 from holdout.agreement.messages import Envelope, Kind, Step
 from holdout.agreement.params import Mode, RoleDraw, TallyRule
-from holdout.agreement.seed import genesis_seeds
-from holdout.agreement.sortition import Role
+from holdout.agreement.sortition import Role, genesis_seeds
 from holdout.agreement.wire import decode
 from holdout.ids import Digest
 from holdout.simulator import checkers_blocks

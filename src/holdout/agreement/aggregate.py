@@ -1,11 +1,11 @@
-"""The next model, bit for bit (CONSENSUS 3.2, 3.4 and 3.9).
+"""The next model, bit for bit.
 
 Workers vote on a digest of the model, so two honest ones must not differ in a single bit. IEEE
 arithmetic on single elements is exactly specified; sums over many are not, since a library chooses
-their order. Hence: element-wise numpy alone, one operation at a time, in float64, and where a sum
-over coordinates is needed a tree of element-wise additions. Some libraries switch a whole process
-to flush subnormal numbers to zero. What goes in holds none (`canonical`), what is computed on the
-way cannot become one, and what comes out is flushed by us, so the switch makes no difference.
+their order. Hence only element-wise numpy is used, one operation at a time, in float64, and a sum
+over coordinates is a tree of element-wise additions. Some libraries switch a whole process to flush
+subnormal numbers to zero. The inputs hold none (`canonical`), none can arise on the way, and the
+result is flushed here, so the switch makes no difference.
 
 A mistake here costs progress, never agreement. `known_answer_fault` finds it before the first vote.
 """
@@ -42,40 +42,40 @@ _EXPONENT = np.uint32(0x7F80_0000)
 
 
 def payload_digest(data: bytes) -> Digest:
-    """By which an update names its gradient."""
+    """The digest by which an update names its gradient."""
     return Digest(sha256(data).digest())
 
 
 def payload_fault(data: bytes, params: Params) -> str | None:
     """Why these bytes are no valid gradient, or None; everybody gets the same answer."""
     if len(data) != params.payload_bytes:
-        return f"a payload holds {params.payload_bytes} bytes; got {len(data)}"
-    # By their bits: arithmetic on subnormal numbers depends on the state of the processor.
+        return f"a payload must hold {params.payload_bytes} bytes; got {len(data)}"
+    # Judged by their bits: arithmetic on subnormal numbers depends on the processor's state.
     bits = np.frombuffer(data, _BITS)
     exponents = bits & _EXPONENT
     if (exponents == _EXPONENT).any():
-        return "a payload's values are finite"
+        return "a payload's values must be finite"
     if ((exponents == 0) & (bits != 0)).any():
-        return "a payload holds neither -0.0 nor subnormal numbers"
+        return "a payload must not hold -0.0 or subnormal numbers"
     largest = float(np.abs(np.frombuffer(data, _SINGLE)).max())
     if largest > params.coordinate_max:
-        return f"a payload's values are at most {params.coordinate_max}; got {largest}"
+        return f"a payload's values must be at most {params.coordinate_max}; got {largest}"
     return None
 
 
 def canonical(values: npt.NDArray[np.float32]) -> bytes:
-    """The bytes of a gradient or a model: little-endian, -0.0 and subnormal numbers are +0.0."""
+    """The bytes of a gradient or a model: little-endian, with +0.0 for -0.0 and subnormals."""
     return _flushed(np.ascontiguousarray(values, _SINGLE).tobytes()).tobytes()
 
 
 def model_digest(shapes: Sequence[Sequence[int]], data: bytes) -> Digest:
-    """By which blocks name a model: its tensors' shapes and its bytes."""
+    """The digest by which blocks name a model, of its tensors' shapes and its bytes."""
     table = items(items(u32(side) for side in shape) for shape in shapes)
     return digest("model", table, blob(data))
 
 
 def blob_matches(kind: BlobKind, expected: Digest, data: bytes, params: Params) -> bool:
-    """Whether these bytes are the blob of this digest; a block's body must match its roots."""
+    """Whether these bytes are the blob of this digest; a block must also match its roots."""
     match kind:
         case BlobKind.PAYLOAD:
             return payload_digest(data) == expected
@@ -109,7 +109,7 @@ def _norm(values: Doubles) -> float:
     squares = values * values
     half = 1 << max(len(squares) - 1, 0).bit_length() >> 1
     while len(squares) > 1:
-        # What lies beyond the upper half's end are the zeros of the padding.
+        # Beyond the end of the upper half there are only zeros, the padding.
         upper = squares[half:]
         squares[: len(upper)] += upper
         squares = squares[:half]
@@ -125,14 +125,14 @@ def combine(
     Args:
         model: The current model.
         payloads: The union-consensus, valid, ascending by proposer; at least one.
-        radius: The bound on norms; 0.0: none yet, the norms of this step set it.
+        radius: The norm bound; 0.0 if there is none yet, and the norms of this step set it.
         rate: The learning rate.
 
     Returns:
-        The next model, or None where a weight would not fit into a float32, and the next radius.
+        The next model, or None if a weight would not fit into a float32; and the next radius.
     """
     if not payloads or any(len(payload) != len(model) for payload in payloads):
-        raise MisuseError("a step takes at least one payload, all as long as the model")
+        raise MisuseError("a step needs at least one payload, all of them as long as the model")
     norms = []
     total: Doubles = np.zeros(len(model) // _SINGLE.itemsize, np.float64)
     with np.errstate(over="ignore", invalid="ignore"):
@@ -158,13 +158,13 @@ def combine(
 def _next_radius(norms: Sequence[float], radius: float) -> float:
     """The lower median of the selected norms, as far as the radius may move at once.
 
-    On single float64 numbers, so its bits are exactly specified too.
+    It is computed on single float64 numbers, so its bits are exactly specified too.
     """
     moved = bound_radius(norms, previous=radius)
     assert moved is not None  # noqa: S101  # There is at least one norm.
     if not radius:
         return moved
-    # Where half of all updates are zero it would fall for ever, in the end below what float64
+    # If half of all updates were zero, round after round, it would fall below what float64
     # represents on every machine. A bound that only zero passes is small enough.
     return max(moved, SMALLEST)
 
@@ -180,11 +180,11 @@ _KNOWN_ANSWER = "85a324e2d5ad19a8b2e2fcdc9249fc1b09e2d0b73d86dffdad0ad1303612605
 
 
 def known_answer_fault() -> str | None:
-    """Why this machine must not vote: it computes another model than the rest; None: it may."""
+    """Why this machine must not vote, as it would compute another model than the rest; or None."""
     model, *payloads = (_known_vector(number) for number in range(8))
     radius = sorted(norm(payload) for payload in payloads)[2]
     found, radius = combine(model, payloads, radius=radius, rate=0.1)
-    # Another order of summation shows in few norms, so many are taken.
+    # A different order of summation shows in few norms, so many are taken.
     norms = [norm(payload[cut:]) for payload in payloads for cut in range(0, 2_000, 100)]
     answer = sha256(b"".join([found or b"", *map(f64, [radius, *norms])]))
     if answer.hexdigest() != _KNOWN_ANSWER:
@@ -193,7 +193,7 @@ def known_answer_fault() -> str | None:
 
 
 def _known_vector(number: int) -> bytes:
-    """Numbers of all mantissas and of many magnitudes, made without arithmetic."""
+    """Numbers with any mantissa and many magnitudes, made without floating-point arithmetic."""
     words = stream(0, "known answer", number)
     bits = [
         (words.below(2) << 31) | ((107 + words.below(25)) << 23) | words.below(1 << 23)

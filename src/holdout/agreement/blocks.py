@@ -1,13 +1,13 @@
 """Blocks: what a round agrees on, how a leader assembles one, how everybody re-checks it.
 
 The value agreed on is the digest of a header. Its roots commit to the body, envelope by envelope,
-so a digest has one body and a body is valid or invalid for good; the digests of the model before
-and after say what the round did to it (CONSENSUS 3.3 to 3.5).
+so a digest has one body, and a body is valid or invalid for good; the digests of the model before
+and after say what the round did to it ("What a block is" in `docs/protocol.md`).
 
-A leader and a validator do the same computation. Both make a `Draft`: the body and its tally, from
-what the leader holds (`assemble`) or from the block itself (`inspect`). The draft tells which
-payloads it needs and, once it is known which of them are valid, what is to be combined; then
-`Draft.block` is the block that there must be, to be sent or to be compared with.
+A leader and a validator do the same computation. Both make a `Draft`, the body and its tally: the
+leader from what it holds (`assemble`), the validator from the block (`inspect`). The draft tells
+which payloads it needs and, once it is known which of them are valid, what is to be combined. Then
+`Draft.block` is the only block that can follow: a leader sends it, a validator compares it.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -20,7 +20,17 @@ from holdout.agreement.codec import Reader, blob, decode, items, u32
 from holdout.agreement.counting import Count, tally
 from holdout.agreement.draws import Draws
 from holdout.agreement.events import Combine, Combined, MessageFault
-from holdout.agreement.headers import BlockKind, Header, Tip, link_fault, read_header
+from holdout.agreement.headers import (
+    BlockKind,
+    BodyRoots,
+    Header,
+    Tip,
+    body_roots,
+    link_fault,
+    read_header,
+    said_roots,
+    selection_root,
+)
 from holdout.agreement.keys import SIGNATURE_BYTES, Verifier
 from holdout.agreement.messages import (
     ENVELOPE_BYTES_MAX,
@@ -34,7 +44,6 @@ from holdout.agreement.messages import (
     Update,
 )
 from holdout.agreement.params import PROTOCOL_VERSION, Genesis, Params
-from holdout.agreement.roots import BodyRoots, body_roots, said_roots, selection_root
 from holdout.agreement.wire import decode_envelope, open_envelope, read_evidence
 from holdout.errors import InvalidMessage, MisuseError
 from holdout.ids import Digest
@@ -61,7 +70,7 @@ class Block:
 
     header: Header
     updates: tuple[Update, ...]
-    """Ascending by proposer: exactly those that the ballots name."""
+    """Exactly the updates that the ballots name, ascending by proposer."""
     ballots: tuple[BallotMessage, ...]
     """Ascending by voter."""
     selection: tuple[tuple[int, int], ...]
@@ -70,7 +79,7 @@ class Block:
     """Ascending by (kind, worker)."""
 
     def encode(self) -> bytes:
-        """Canonical bytes."""
+        """The block's canonical bytes."""
         return b"".join(
             [
                 blob(self.header.encode()),
@@ -88,7 +97,7 @@ _NESTED_BYTES_MAX = ENVELOPE_BYTES_MAX + SIGNATURE_BYTES + PROOF_BYTES_MAX + 16
 
 
 def read_block(data: bytes) -> Block:
-    """The block that these bytes hold, in order and as its roots say; raises `InvalidMessage`."""
+    """The well-formed block that these bytes hold; raises `InvalidMessage`."""
     block = decode(data, _read_block)
     fault = _form_fault(block)
     if fault is not None:
@@ -97,7 +106,7 @@ def read_block(data: bytes) -> Block:
 
 
 def block_bytes_max(params: Params) -> int:
-    """A limit for fetching: no valid block of this network is larger."""
+    """The size limit for fetching a block: no valid block of this network is larger."""
     envelope = 512 + PROOF_BYTES_MAX + SIGNATURE_BYTES
     ballot = envelope + 40 * params.workers
     # Updates and ballots of everybody, and two pieces of evidence against everybody.
@@ -117,7 +126,7 @@ def _read_block(reader: Reader) -> Block:
 def _read_nested(reader: Reader, kind: type[M]) -> M:
     message = open_envelope(decode_envelope(reader.blob(_NESTED_BYTES_MAX)))
     if not isinstance(message, kind):
-        raise InvalidMessage("a block lists updates, then ballots")
+        raise InvalidMessage("a block must list updates, then ballots")
     return message
 
 
@@ -125,32 +134,32 @@ def _read_nested(reader: Reader, kind: type[M]) -> M:
 
 
 def _form_fault(block: Block) -> str | None:
-    """Order, uniqueness and roots: what can be said of a block without knowing the round."""
+    """What is wrong with order, uniqueness or roots, which needs no knowledge of the round."""
     for name, listed in (
         ("updates", [update.worker for update in block.updates]),
         ("ballots", [ballot.worker for ballot in block.ballots]),
         ("selection", [proposer for proposer, _ in block.selection]),
     ):
         if any(a >= b for a, b in pairwise(listed)):
-            return f"the {name} stand in ascending order, each worker once"
+            return f"the {name} must be in ascending order, each worker once"
     try:
         accused = [_accused(evidence) for evidence in block.evidence]
     except InvalidMessage as error:
         return f"the evidence cannot be read: {error}"
     if any(a >= b for a, b in pairwise(accused)):
-        return "the evidence stands in ascending order, each kind and worker once"
+        return "the evidence must be in ascending order, each kind and worker once"
     header = block.header
     right = header.selection_root == selection_root(block.selection)
     if right and said_roots(header) == body_roots(block.updates, block.ballots, block.evidence):
         return None
-    return "the header's roots are not those of the body"
+    return "the roots in the header are not those of the body"
 
 
 def _accused(evidence: Evidence) -> tuple[Kind, int]:
-    """Which kind of message, and of whom, is said to exist twice."""
+    """The kind of message, and the worker, that evidence accuses."""
     message = open_envelope(evidence.first)
     if isinstance(message, HeadAnswer):
-        raise InvalidMessage("nobody is accused of answering twice")
+        raise InvalidMessage("two answers about the head are no evidence")
     return evidence.first.kind, message.worker
 
 
@@ -159,7 +168,7 @@ def _accused(evidence: Evidence) -> tuple[Kind, int]:
 
 @dataclass(frozen=True)
 class Draft:
-    """A block's body without its outcome, which depends on payloads."""
+    """A block's body, without the outcome, which depends on payloads."""
 
     tip: Tip
     genesis: Genesis
@@ -171,13 +180,13 @@ class Draft:
     ballots: tuple[BallotMessage, ...]
     evidence: tuple[Evidence, ...]
     convicted: frozenset[int]
-    """Workers that the evidence proves to have equivocated: what they sent does not count."""
+    """The workers that the evidence proves to have equivocated; what they sent does not count."""
     known_roots: BodyRoots | None = field(default=None, compare=False)
-    """Where the body came with a header: the roots in it, which were found right."""
+    """The roots in the header, if the body came with one; they were found right."""
 
     @cached_property
     def roots(self) -> BodyRoots:
-        """What the header says of updates, ballots and evidence."""
+        """The roots of updates, ballots and evidence."""
         return self.known_roots or body_roots(self.updates, self.ballots, self.evidence)
 
     @cached_property
@@ -191,14 +200,14 @@ class Draft:
 
     @cached_property
     def ballot_count(self) -> int:
-        """The ballots that count."""
+        """The number of ballots that count."""
         return sum(ballot.worker not in self.convicted for ballot in self.ballots)
 
     @cached_property
     def passing(self) -> tuple[tuple[Update, int], ...]:
-        """The updates that reach both thresholds, with their approvals, ascending.
+        """The updates that reach both thresholds, ascending, each with its approvals.
 
-        None do where there are too few ballots for a step.
+        Empty if there are too few ballots for a step.
         """
         params = self.genesis.params
         if self.ballot_count < params.ballots_min:
@@ -206,17 +215,17 @@ class Draft:
         return tuple(
             (update, count.approvals)
             for update, count in zip(self.updates, self.counts, strict=True)
-            # A payload of another size could not be valid: nobody has to fetch it.
+            # A payload of another size cannot be valid, so nobody has to fetch it.
             if count.passes and update.size == params.payload_bytes
         )
 
     @property
     def needs(self) -> tuple[Digest, ...]:
-        """The payloads without which the outcome is not known."""
+        """The payloads that the outcome depends on."""
         return tuple(dict.fromkeys(update.payload for update, _ in self.passing))
 
     def job(self, valid: Mapping[Digest, bool]) -> Combine | None:
-        """What is to be computed, given which of the needed payloads are valid; None: a NOOP."""
+        """What is to be computed, given which needed payloads are valid; None: nothing, a NOOP."""
         selected = self._selected(valid)
         if not selected:
             return None
@@ -230,14 +239,14 @@ class Draft:
     def block(self, valid: Mapping[Digest, bool], combined: Combined | None) -> Block:
         """The one block that follows from the body and its payloads."""
         if (combined.job if combined else None) != self.job(valid):
-            raise MisuseError("a block is made of the result of its own job")
+            raise MisuseError("a block must be made from the result of its own job")
         if combined is None or combined.model is None:
             return self._block(BlockKind.NOOP, (), self.tip.model, self.tip.radius)
         selection = tuple((update.worker, count) for update, count in self._selected(valid))
         return self._block(BlockKind.STEP, selection, combined.model, combined.radius)
 
     def _selected(self, valid: Mapping[Digest, bool]) -> list[tuple[Update, int]]:
-        # A copied gradient counts once, for the smallest index.
+        # A copied gradient counts once, for the proposer with the smallest index.
         first: dict[Digest, tuple[Update, int]] = {}
         for update, approvals in self.passing:
             if valid[update.payload]:
@@ -292,15 +301,15 @@ def assemble(
     Args:
         tip: What the round builds on.
         genesis: The network.
-        leader: Who assembles.
-        original_period: The period that it is assembled in.
-        seed: Q[r], by the rule of `seed.next_seed`.
-        seed_proof: Its proof; empty in later periods.
+        leader: The worker that assembles the block.
+        original_period: The period in which it is assembled.
+        seed: Q[r], by `sortition.next_seed`.
+        seed_proof: The proof of the seed; empty in later periods.
         updates: The verified update headers in hand, by proposer.
-        ballots: The verified ballots in hand, by voter. Those of convicted voters stay out, and
-            so do those that name an update which is not in hand: no valid block holds them.
-        evidence: Proven equivocation of this round, at most one piece for each kind and worker
-            is taken; where there is more than fits, that on updates and ballots comes first.
+        ballots: The verified ballots in hand, by voter. Ballots of convicted voters are left out,
+            and so are those that name an update which is not in hand: no valid block holds them.
+        evidence: Proven equivocation of this round. At most one piece for each kind and worker is
+            taken; if there are too many, evidence on updates and ballots goes first.
     """
     proven: dict[tuple[Kind, int], Evidence] = {}
     for item in evidence:
@@ -344,14 +353,14 @@ def _counted(ballots: Iterable[BallotMessage], convicted: frozenset[int]) -> lis
 def inspect(
     block: Block, tip: Tip, genesis: Genesis, draws: Draws, verifier: Verifier
 ) -> Draft | str:
-    """The objective checks that need no payload: the draft behind a block, or why it is invalid.
+    """The draft behind a block, or why the block is invalid, by all checks that need no payload.
 
     The caller waits for the draft's payloads, runs its job, and compares `Draft.block` with the
-    block: equal or invalid, for good.
+    block: if they differ, the block is invalid for good.
 
-    The leader's credential for (r, L, original period) is not in the header but in its lead, so
-    whoever takes the lead checks it; a certified block had a verified lead at its honest soft
-    voters.
+    The leader's credential for the original period is not in the header but in its lead, and is
+    checked with the lead. If a block is certified, honest workers that gave it their soft vote had
+    a verified lead for it.
     """
     return (
         _form_fault(block)
@@ -363,7 +372,7 @@ def inspect(
 def _body(block: Block, tip: Tip, genesis: Genesis, draws: Draws) -> Draft | str:
     params = genesis.params
     if len(block.evidence) > 2 * params.workers:
-        return "there is more evidence than two pieces for each worker"
+        return "there are more than two pieces of evidence for each worker"
     convicted = set[int]()
     for evidence in block.evidence:
         message = draws.convict(evidence)
@@ -386,7 +395,7 @@ def _body(block: Block, tip: Tip, genesis: Genesis, draws: Draws) -> Draft | str
     return (
         _resolution_fault(draft)
         or _selection_fault(block, draft)
-        # Last, because it is what costs time.
+        # Signatures and credentials come last, because they cost the most time.
         or _messages_fault("update", block.updates, tip, draws)
         or _messages_fault("ballot", block.ballots, tip, draws)
         or draft
@@ -394,7 +403,7 @@ def _body(block: Block, tip: Tip, genesis: Genesis, draws: Draws) -> Draft | str
 
 
 def _resolution_fault(draft: Draft) -> str | None:
-    """Every entry that counts resolves, and every update is named by one."""
+    """What is wrong if an entry that counts has no update here, or an update no entry."""
     ids = {update.worker: update.update_id for update in draft.updates}
     named = set[int]()
     for ballot in draft.ballots:
@@ -407,16 +416,16 @@ def _resolution_fault(draft: Draft) -> str | None:
                 return "a ballot names an update that is not in the block"
             named.add(entry.proposer)
     if any(proposer in draft.convicted for proposer in ids):
-        return "an update of a convicted proposer is in the block"
-    return None if len(named) == len(ids) else "an update is in the block that no ballot names"
+        return "the block holds an update of a convicted proposer"
+    return None if len(named) == len(ids) else "the block holds an update that no ballot names"
 
 
 def _selection_fault(block: Block, draft: Draft) -> str | None:
     passing = {update.worker: approvals for update, approvals in draft.passing}
     if any(passing.get(proposer) != approvals for proposer, approvals in block.selection):
-        return "the selection is not what the ballots say"
+        return "the selection does not follow from the ballots"
     if (block.header.kind is BlockKind.STEP) != bool(block.selection):
-        return "a block makes a step if it selects something"
+        return "a block must make a step exactly if it selects an update"
     return None
 
 
@@ -425,8 +434,8 @@ def _messages_fault(
 ) -> str | None:
     for message in messages:
         if message.model != tip.model:
-            return f"an {name} was made for another model"
+            return f"the {name} of worker {message.worker} is for a different model"
         fault = draws.fault(message)
         if fault is not None:
-            return f"the {name} of worker {message.worker} does not hold: {fault}"
+            return f"the {name} of worker {message.worker} is not acceptable: {fault}"
     return None

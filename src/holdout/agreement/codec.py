@@ -1,9 +1,9 @@
 """Canonical bytes: what is hashed, signed and sent has exactly one encoding.
 
-Unsigned integers are big-endian of fixed width; byte strings carry a u32 length and lists a u32
-count in front. There are no optional fields, no maps and no floats (a float parameter is carried
-as its eight IEEE bytes). A reader raises `InvalidMessage` and nothing else, whatever the bytes, and
-`Reader.end` refuses what is left over, so that decode and encode are inverse.
+Unsigned integers are big-endian and of fixed width; byte strings begin with a u32 length, and lists
+with a u32 count. There are no optional fields, no maps and no floats but parameters, as their eight
+IEEE bytes. Whatever the bytes, a reader raises nothing but `InvalidMessage`, and `Reader.end`
+refuses what is left over, so that decoding is the inverse of encoding.
 """
 
 import struct
@@ -22,17 +22,17 @@ BOTTOM = Digest(bytes(DIGEST_BYTES))
 
 
 def u8(value: int) -> bytes:
-    """One byte."""
+    """An integer as one byte."""
     return value.to_bytes(1, "big")
 
 
 def u32(value: int) -> bytes:
-    """Four bytes."""
+    """An integer as four bytes."""
     return value.to_bytes(4, "big")
 
 
 def u64(value: int) -> bytes:
-    """Eight bytes."""
+    """An integer as eight bytes."""
     return value.to_bytes(8, "big")
 
 
@@ -63,66 +63,67 @@ def digest(tag: str, *fields: bytes) -> Digest:
 
 
 class Reader:
-    """Takes canonical bytes apart, field by field."""
+    """Reads canonical bytes field by field; raises `InvalidMessage`."""
 
     def __init__(self, data: bytes) -> None:
         self._data = data
         self._at = 0
 
     def u8(self) -> int:
-        """One byte."""
+        """Read an integer of one byte."""
         return self._integer(1)
 
     def u32(self) -> int:
-        """Four bytes."""
+        """Read an integer of four bytes."""
         return self._integer(4)
 
     def u64(self) -> int:
-        """Eight bytes."""
+        """Read an integer of eight bytes."""
         return self._integer(8)
 
     def f64(self) -> float:
-        """A float parameter from its eight IEEE bytes."""
+        """Read a float parameter from its eight IEEE bytes."""
         value: float = struct.unpack(">d", self._take(8))[0]
         return value
 
     def blob(self, size_max: int) -> bytes:
-        """A byte string of at most so many bytes."""
+        """Read a byte string of at most `size_max` bytes."""
         size = self._integer(4)
         if size > size_max:
             raise InvalidMessage(f"a field holds at most {size_max} bytes; got {size}")
         return self._take(size)
 
     def exactly(self, size: int) -> bytes:
-        """A byte string of exactly so many bytes."""
+        """Read a byte string of exactly `size` bytes."""
         value = self.blob(size)
         if len(value) != size:
             raise InvalidMessage(f"a field must hold {size} bytes; got {len(value)}")
         return value
 
     def digest(self) -> Digest:
-        """A digest."""
+        """Read a digest."""
         return Digest(self.exactly(DIGEST_BYTES))
 
     def items(self, read: Callable[["Reader"], T], count_max: int) -> tuple[T, ...]:
-        """A list of at most so many items."""
-        count = self._integer(4)
-        if count > count_max:
-            raise InvalidMessage(f"a list holds at most {count_max} items; got {count}")
-        return tuple(read(self) for _ in range(count))
+        """Read a list of at most `count_max` items."""
+        return tuple(read(self) for _ in range(self._count(count_max)))
 
     def rows(self, layout: struct.Struct, count_max: int) -> list[tuple[Any, ...]]:
-        """A list of at most so many items of one size, at once: long lists are common."""
-        count = self._integer(4)
-        if count > count_max:
-            raise InvalidMessage(f"a list holds at most {count_max} items; got {count}")
+        """Read a list of at most `count_max` items of one size all at once, as it may be long."""
+        count = self._count(count_max)
         return list(layout.iter_unpack(self._take(count * layout.size)))
 
     def end(self) -> None:
         """Refuse bytes that are left over."""
         left = len(self._data) - self._at
         if left:
-            raise InvalidMessage(f"the message goes on after its end by {left} bytes")
+            raise InvalidMessage(f"the message goes on for {left} bytes after its end")
+
+    def _count(self, count_max: int) -> int:
+        count = self._integer(4)
+        if count > count_max:
+            raise InvalidMessage(f"a list holds at most {count_max} items; got {count}")
+        return count
 
     def _integer(self, size: int) -> int:
         return int.from_bytes(self._take(size), "big")
@@ -137,7 +138,7 @@ class Reader:
 
 
 def decode(data: bytes, read: Callable[[Reader], T]) -> T:
-    """The one value that these bytes hold."""
+    """The one value that these bytes hold; raises `InvalidMessage`."""
     reader = Reader(data)
     value = read(reader)
     reader.end()

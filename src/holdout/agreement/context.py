@@ -1,23 +1,52 @@
-"""What all parts of a player share: who it is, what it may sign, and where actions go.
+"""What all parts of a player share: who it is, what it may sign, and the actions it asks for.
 
-Signing happens here and nowhere else: once per slot, durable before it leaves, then counted like
-anybody else's message.
+A player signs here and nowhere else: once for each slot, written to disk before it is sent, and
+then counted like anybody else's message.
 """
 
 from collections import deque
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
-from holdout.agreement.attendance import Attendance
-from holdout.agreement.catchup import SigningMemory
-from holdout.agreement.draws import Signed
+from holdout.agreement.draws import SignedMessage
 from holdout.agreement.events import Action, BlobKind, Broadcast, Persist, Urgency
 from holdout.agreement.keys import Signer, Verifier
 from holdout.agreement.messages import BallotMessage, Envelope, Finished, Kind, Lead, Update, Vote
 from holdout.agreement.params import Genesis, Limits, Params, Timing
-from holdout.agreement.safety import OwnSlot, Safety
+from holdout.agreement.safety import OwnSlot, Safety, SigningMemory
 from holdout.agreement.wire import open_envelope
 from holdout.ids import Digest
+
+PATIENCE = 3
+"""Whoever was silent for this many rounds is not waited for."""
+
+
+class Attendance:
+    """When each worker was last heard in each role, and hence who is worth waiting for.
+
+    A wait ends early when everybody expected has been heard. A member that is down, or silent on
+    purpose, would turn every wait into a full one; so whoever has not been heard in a role for some
+    rounds is not waited for, until it is heard again, however late. This decides how long a worker
+    waits and nothing else: what such a member sends in time still counts.
+    """
+
+    def __init__(self, first_round: int) -> None:
+        self._first = first_round
+        self._heard: dict[tuple[Kind, int], int] = {}
+
+    def note(self, kind: Kind, worker: int, round_number: int) -> None:
+        """Note that the worker was heard in this role, in this round."""
+        known = self._heard.get((kind, worker), 0)
+        self._heard[kind, worker] = max(known, round_number)
+
+    def present(self, kind: Kind, workers: Iterable[int], round_number: int) -> list[int]:
+        """Those of these workers that should be waited for in this round."""
+        since = round_number - PATIENCE
+        if since < self._first:
+            return list(workers)
+        return [worker for worker in workers if self._heard.get((kind, worker), 0) >= since]
+
 
 Blobs: TypeAlias = tuple[tuple[BlobKind, Digest], ...]
 
@@ -30,8 +59,8 @@ URGENCY = {
 
 
 @dataclass(slots=True)
-class Desk:
-    """A worker's identity, its memory, and the actions that pile up while it thinks."""
+class PlayerContext:
+    """A worker's identity, its memory, and the actions gathered while it handles an event."""
 
     genesis: Genesis
     worker: int
@@ -45,8 +74,8 @@ class Desk:
     now: int = 0
     halted: bool = False
     actions: list[Action] = field(default_factory=list)
-    own: deque[Signed] = field(default_factory=deque)
-    """What this worker has just signed and not counted yet."""
+    uncounted: deque[SignedMessage] = field(default_factory=deque)
+    """Messages that this worker has just signed and not counted yet."""
 
     @property
     def params(self) -> Params:
@@ -60,19 +89,19 @@ class Desk:
 
     @property
     def may_sign(self) -> bool:
-        """Whether this worker may take part in the current round, or only watches it."""
+        """Whether this worker may take part in the current round; otherwise it only watches."""
         return not self.halted and self.safety.round >= self.memory.votes_from
 
     def emit(self, action: Action) -> None:
-        """Ask the driver for something."""
+        """Ask the driver for an action."""
         self.actions.append(action)
 
     def signed(self, slot: OwnSlot) -> bytes | None:
-        """What this worker has signed for a slot of this round."""
+        """The message that this worker has signed for a slot of this round, or None."""
         return self.safety.mine.get(slot)
 
     def sign(self, slot: OwnSlot, part: bytes, proof: bytes, blobs: Blobs = ()) -> None:
-        """Sign for a slot that is still empty; durable first, then sent, then counted."""
+        """Sign for a slot that is still empty: the message is made durable, sent, then counted."""
         assert slot not in self.safety.mine  # noqa: S101
         envelope = Envelope(slot[0], part, self.signer.sign(part), proof)
         self.safety.mine[slot] = data = envelope.encode()
@@ -80,13 +109,13 @@ class Desk:
         self.emit(Broadcast(data, URGENCY[slot[0]]))
         message = open_envelope(envelope)
         assert isinstance(message, Update | BallotMessage | Lead | Vote)  # noqa: S101
-        self.own.append(message)
+        self.uncounted.append(message)
 
     def send_again(self, slot: OwnSlot) -> None:
-        """Broadcast once more what was signed for a slot, as it was."""
+        """Broadcast again exactly what was signed for a slot."""
         self.emit(Broadcast(self.safety.mine[slot], URGENCY[slot[0]]))
 
     def persist(self, blobs: Blobs = (), finished: tuple[Finished, ...] = ()) -> None:
-        """Make the state durable before anything that follows."""
+        """Make the state durable before any action that follows."""
         self.safety.votes_from = self.memory.votes_from
         self.emit(Persist(self.safety.encode(self.chain), blobs, finished))

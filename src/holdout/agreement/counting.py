@@ -1,10 +1,10 @@
-"""Ballots of a block -> which updates pass (CONSENSUS 3.3), exactly.
+"""Which updates pass, by the ballots of a block; an exact count.
 
-The paper's threshold, (1 - f) of the ballots, works if every voter approves as many of the same
-updates. Without a server voters see different sets, and nobody knows what a voter saw; a ballot
-that names little would count in the threshold and give nothing to anybody. So a short ballot is
-completed neutrally first: the approvals that it lacks are spread evenly over what it does not name.
-Full ballots on one set are left as they are, and then this is the paper's rule.
+The paper's threshold, (1 - f) of the ballots, works if all voters approve equally many of the same
+updates. Without a server voters see different sets, and nobody knows what a voter saw. A ballot
+that names few updates would raise the threshold for all the others. So a short ballot is completed
+neutrally first: the approvals that it lacks are spread evenly over the updates that it does not
+name. Full ballots on one set are left as they are, and for them this is the paper's rule.
 
 All of it is integer arithmetic over one common denominator: every worker must get the same answer.
 """
@@ -26,7 +26,7 @@ class Count:
     approvals: int
     """Ballots that name it."""
     score: Fraction
-    """Approvals, and its share of what short ballots lack."""
+    """Its approvals, and its share of the approvals that short ballots lack."""
     passes: bool
     """Whether it reaches both thresholds; its payload may still be invalid, or a copy."""
 
@@ -39,11 +39,11 @@ def tally(
     Args:
         ballots: For each ballot the proposers that it names, each once, all among `updates`.
         updates: The proposers of the updates in the block, ascending.
-        params: The rule, f, and b_max: nobody passes without one approval more than that, hence
-            without an honest supporter. The floor holds under the paper's literal rule too.
+        params: The rule, f, and b_max. An update passes only with more than b_max approvals, hence
+            with an honest supporter; this floor holds under the paper's literal rule too.
 
     Returns:
-        One count for each update, in their order.
+        One count for each update, in the order of `updates`.
     """
     by_length: dict[int, list[Sequence[int]]] = {}
     for ballot in ballots:
@@ -52,8 +52,8 @@ def tally(
     lacking = _lacking(by_length, len(updates), params)
     denominator = math.lcm(*(spread for _, spread in lacking.values()))
 
-    # An update's score is what all ballots would give it without naming it, and on top of that,
-    # for each ballot that does, the difference to one whole approval.
+    # An update's score is what all ballots would give it if none named it, plus, for each ballot
+    # that does name it, what is missing to one whole approval.
     unnamed = 0
     approvals = Counter[int]()
     named = Counter[int]()
@@ -82,7 +82,7 @@ def tally(
 def _lacking(
     lengths: Iterable[int], update_count: int, params: Params
 ) -> dict[int, tuple[int, int]]:
-    """For each length: approvals that such a ballot lacks, and over how many they are spread."""
+    """For each ballot length: the approvals lacking, and over how many updates they are spread."""
     if params.tally is TallyRule.PAPER:
         return dict.fromkeys(lengths, (0, 1))
     full = params.approve_count(update_count)

@@ -1,6 +1,6 @@
-"""Who may speak in a round: signatures and credentials, checked once and remembered.
+"""Who holds which role in a round: the signatures and credentials of messages are checked here.
 
-The only way from an unverified message to a verified one.
+This is the only way from an unverified message to a verified one. Lottery outputs are remembered.
 """
 
 from collections.abc import Callable
@@ -25,23 +25,22 @@ from holdout.agreement.wire import Unverified, open_envelope
 from holdout.errors import InvalidMessage
 from holdout.ids import Digest
 
-Signed: TypeAlias = Update | BallotMessage | Lead | Vote
-S = TypeVar("S", bound=Signed)
+SignedMessage: TypeAlias = Update | BallotMessage | Lead | Vote
+S = TypeVar("S", bound=SignedMessage)
 Seen: TypeAlias = Callable[[int, bytes, bytes], bool]
-"""Whether a worker's signature over these bytes has been found good before."""
-
+"""Whether a signature was verified before, by worker, signed bytes and signature."""
 
 OUTPUTS_PER_WORKER = 16
-"""Lottery outputs that are remembered: two roles, leads of three periods, votes of mode `self`."""
+"""Lottery outputs remembered: of two roles, leads of three periods, and votes in mode `self`."""
 
 
 def nobody_seen(_worker: int, _signed: bytes, _signature: bytes) -> bool:
-    """Every signature has to be checked."""
+    """No signature was verified before: all of them have to be checked."""
     return False
 
 
 class Draws:
-    """The lottery of one round."""
+    """The lottery of one round, and the messages that it allows."""
 
     def __init__(
         self, genesis: Genesis, verifier: Verifier, *, round_number: int, seed: Digest
@@ -51,7 +50,7 @@ class Draws:
         self._verifier = verifier
         self.round = round_number
         self.seed = seed
-        # Evidence may name any period, and a liar holds a role in many: only so many are kept.
+        # Evidence may name any period, and a liar holds roles in many, so the memory is bounded.
         self._outputs = Memo[tuple[int, Role, int, int, bytes], bytes](
             OUTPUTS_PER_WORKER * self._params.workers
         )
@@ -80,10 +79,10 @@ class Draws:
             return self._shuffled(role, min(size, params.workers))
         return tuple(range(params.workers)) if size >= params.workers else None
 
-    def own(
+    def own_proof(
         self, signer: Signer, role: Role, worker: int, period: int = 0, step: int = 0
     ) -> bytes | None:
-        """The own proof of holding the role (empty where the draw is public), or None."""
+        """The signer's proof that it holds the role, empty where the draw is public; or None."""
         if self._public(role):
             return b"" if self._listed(role, worker, period) else None
         proof, out = signer.prove(self._alpha(role, period, step))
@@ -99,12 +98,12 @@ class Draws:
         out = self._outputs.get(key)
         if out is None:
             out = self._check(role, worker, proof, period, step)
-            if out is not None:  # There is one good proof, but a liar can make any number of bad.
+            if out is not None:  # There is one good proof, but a liar can make many bad ones.
                 self._outputs.put(key, out)
         return out
 
     def priority(self, lead: Lead) -> bytes:
-        """Leaders are ranked by this, lowest first."""
+        """The priority of a verified lead; leaders are ranked by it, lowest first."""
         out = self.output(Role.LEADER, lead.worker, lead.envelope.proof, lead.period)
         assert out is not None  # noqa: S101  # The lead was verified.
         return priority(out, lead.worker)
@@ -117,8 +116,8 @@ class Draws:
         fault = self.fault(message)
         return message if fault is None else fault
 
-    def fault(self, message: Signed) -> MessageFault | None:
-        """What is wrong with a signed message of this round, by signature and credential."""
+    def fault(self, message: SignedMessage) -> MessageFault | None:
+        """What is wrong with a message's network, round, signature or credential; or None."""
         if message.chain != self._genesis.chain:
             return MessageFault.WRONG_CHAIN
         if message.worker >= self._params.workers:
@@ -160,7 +159,7 @@ class Draws:
                 return MessageFault.NOT_DRAWN
         return bundle
 
-    def convict(self, evidence: Evidence) -> Signed | MessageFault:
+    def convict(self, evidence: Evidence) -> SignedMessage | MessageFault:
         """The first of the two messages, if they prove that their sender equivocated."""
         try:
             first, second = open_envelope(evidence.first), open_envelope(evidence.second)
@@ -183,7 +182,7 @@ class Draws:
             case Role.COMMITTEE:
                 return self._params.mode is not Mode.SELF
             case Role.LEADER:
-                return False  # Its output decides who goes first.
+                return False  # The VRF output is needed to rank leaders.
             case _:
                 # Where everybody holds the role there is nothing to prove.
                 everybody = self._size(role) >= self._params.workers
@@ -221,7 +220,7 @@ class Draws:
                 return self._params.committee
 
 
-def _role(message: Signed) -> tuple[Role, int, int]:
+def _role(message: SignedMessage) -> tuple[Role, int, int]:
     match message:
         case Update():
             return Role.PROPOSER, 0, 0
@@ -233,17 +232,6 @@ def _role(message: Signed) -> tuple[Role, int, int]:
             return Role.COMMITTEE, message.period, message.step
 
 
-Slot: TypeAlias = tuple[str, int, int, int, int]
-
-
-def slot(message: Signed) -> Slot:
-    """What its sender may fill only once: (kind, worker, round, period, step)."""
-    match message:
-        case Update():
-            return "update", message.worker, message.round, 0, 0
-        case BallotMessage():
-            return "ballot", message.worker, message.round, 0, 0
-        case Lead():
-            return "lead", message.worker, message.round, message.period, 0
-        case Vote():
-            return "vote", message.worker, message.round, message.period, message.step
+def slot(message: SignedMessage) -> tuple[int, int, Role, int, int]:
+    """The slot that a message fills, each once: (worker, round, role, period, step)."""
+    return message.worker, message.round, *_role(message)

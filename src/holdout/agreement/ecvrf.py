@@ -5,10 +5,10 @@ Gamma = x H for the secret scalar x and the point H to which the input is hashed
 that Gamma and the public key have the same x. The output is a hash of Gamma with its cofactor
 cleared, hence one for each key and input.
 
-The verifier is stricter than the RFC on proofs that no honest prover makes: libsodium multiplies
-no point with a torsion component. What is accepted is a rule of the agreement, so every node uses
-this verifier. Secret scalars stay inside libsodium's scalar functions, which run in constant time;
-Python's integers meet public values only.
+The verifier is stricter than the RFC on proofs that no honest prover makes: libsodium refuses to
+multiply a point with a torsion component. All nodes must accept the same proofs, so all use this
+verifier. Secret scalars stay inside libsodium's scalar functions, which run in constant time;
+Python's integers hold public values only.
 
 This module loads PyNaCl: import it only where real keys are used.
 """
@@ -33,7 +33,7 @@ _ZERO_HALF = bytes(32)
 
 @dataclass(frozen=True, slots=True, repr=False)
 class SecretKey:
-    """What a seed of 32 bytes expands to.
+    """The secret key that a seed of 32 bytes expands to.
 
     Attributes:
         public: Y = x B, encoded.
@@ -47,7 +47,7 @@ class SecretKey:
 
     @classmethod
     def from_seed(cls, seed: bytes) -> "SecretKey":
-        """The key of this seed, as in Ed25519."""
+        """The key made from this seed, as in Ed25519."""
         hashed = sha512(seed).digest()
         clamped = bytes([hashed[0] & 248]) + hashed[1:31] + bytes([hashed[31] & 127 | 64])
         scalar = sodium.crypto_core_ed25519_scalar_reduce(clamped + _ZERO_HALF)
@@ -76,13 +76,13 @@ def verify(public: bytes, alpha: bytes, proof: bytes) -> bytes | None:
     if len(public) != POINT_BYTES or len(proof) != PROOF_BYTES:
         return None
     gamma, challenge, response = proof[:32], proof[32:48], proof[48:]
-    # Otherwise s + L would be a second proof of the same.
+    # Otherwise s + L, L the order of the group, would make a second proof of the same output.
     if int.from_bytes(response, "little") >= _ORDER:
         return None
     scalar = _scalar(challenge)
     try:
         point = encode_to_curve(public, alpha)
-        # These refuse a key or a Gamma that is no canonical point of the prime-order subgroup.
+        # These refuse a key or Gamma that is not a canonical point of the prime-order subgroup.
         against_key = sodium.crypto_scalarmult_ed25519_noclamp(scalar, public)
         against_gamma = sodium.crypto_scalarmult_ed25519_noclamp(scalar, gamma)
         u = sodium.crypto_core_ed25519_sub(
@@ -97,28 +97,28 @@ def verify(public: bytes, alpha: bytes, proof: bytes) -> bytes | None:
 
 
 def output(gamma: bytes) -> bytes:
-    """The 64 bytes that a proof with this Gamma stands for."""
+    """The output, 64 bytes, that a proof with this Gamma proves."""
     return sha512(_SUITE + _OUTPUT + _times_eight(gamma) + _BACK).digest()
 
 
 def encode_to_curve(public: bytes, alpha: bytes) -> bytes:
-    """The point H of this input, by trying hashes until one is the y of a point."""
+    """The point H for this input: hashes are tried until one is the y coordinate of a point."""
     start = sha512(_SUITE + _ENCODE + public + alpha)
     for counter in range(256):
         attempt = start.copy()
         attempt.update(bytes([counter]) + _BACK)
         candidate = attempt.digest()[:POINT_BYTES]
-        # libsodium would reduce a larger y; the RFC takes it for no point.
+        # libsodium would reduce a larger y; by the RFC it is not a point.
         if not _is_canonical(candidate):
             continue
         try:
-            # Not `is_valid_point`: most candidates lie outside the prime-order subgroup.
+            # `is_valid_point` would not do: most candidates lie outside the prime-order subgroup.
             point = _times_eight(candidate)
         except CryptoError:
             continue
         if point != _IDENTITY:
             return point
-    # Each attempt succeeds with probability 1/2, so nobody will ever see this input.
+    # Each attempt succeeds with probability 1/2, so nobody will ever see an input that gets here.
     raise CryptoError("no attempt to hash the input to the curve succeeded")
 
 
@@ -127,9 +127,9 @@ def point_fault(point: bytes) -> str | None:
     if len(point) != POINT_BYTES:
         return f"must have {POINT_BYTES} bytes; got {len(point)}"
     if not _is_canonical(point):
-        return "is no canonical encoding of a point"
+        return "is not a canonical encoding of a point"
     if not sodium.crypto_core_ed25519_is_valid_point(point):
-        return "is no point of the prime-order subgroup (off the curve, or of small order)"
+        return "is not a point of the prime-order subgroup (off the curve, or of small order)"
     return None
 
 

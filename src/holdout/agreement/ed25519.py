@@ -1,7 +1,7 @@
 """The real keys: Ed25519 for signatures, the VRF of `ecvrf` for the lottery; both on libsodium.
 
-Ed25519 must not serve as the lottery itself: it is deterministic for honest signers only, and a
-liar who picks other nonces gets as many valid signatures of one message as it likes.
+Ed25519 signatures must not serve as the lottery: they are deterministic for honest signers only. A
+liar that picks other nonces gets as many valid signatures of one message as it likes.
 
 This module loads PyNaCl: import it only where real keys are used.
 """
@@ -29,12 +29,12 @@ class Ed25519Signer:
 
     @classmethod
     def from_seeds(cls, signing_seed: bytes, vrf_seed: bytes) -> "Ed25519Signer":
-        """The keys of two seeds of 32 random bytes; they must differ."""
+        """The keys made from two seeds of 32 random bytes, which must differ."""
         for name, seed in (("signing", signing_seed), ("VRF", vrf_seed)):
             if len(seed) != SEED_BYTES:
                 raise UserError(f"the {name} seed must have {SEED_BYTES} bytes; got {len(seed)}")
         if signing_seed == vrf_seed:
-            # Two schemes with one scalar have no proof of safety.
+            # There is no proof that two schemes with the same scalar are safe.
             raise UserError("the seeds of the signing key and of the VRF key must differ")
         public, secret = sodium.crypto_sign_seed_keypair(signing_seed)
         vrf = ecvrf.SecretKey.from_seed(vrf_seed)
@@ -42,7 +42,7 @@ class Ed25519Signer:
 
     @property
     def public(self) -> PublicKeys:
-        """The keys by which others check it."""
+        """The public keys of this worker."""
         return self._public
 
     def sign(self, message: bytes) -> bytes:
@@ -58,8 +58,8 @@ class Ed25519Verifier:
     """Checks what any worker signed or proved."""
 
     def __init__(self) -> None:
-        # Early libsodium took some points with torsion for good ones (CVE-2025-69277). A node
-        # with such a library would accept proofs that the others reject.
+        # Older versions of libsodium accept some points with torsion (CVE-2025-69277). A node with
+        # such a version would accept proofs that the others reject.
         if sodium.crypto_core_ed25519_is_valid_point(
             sodium.crypto_core_ed25519_add(_BASE, _ORDER_TWO)
         ):

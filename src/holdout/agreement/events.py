@@ -1,9 +1,9 @@
 """The two vocabularies of the state machine: what happens to a player, and what it asks for.
 
 A driver calls `player.handle(event, now)` and carries the actions out in order. `Persist` is a
-barrier: nothing behind it may leave before it is durable. Learning is an action too: its result
-comes back as an event, whenever it is ready. Large things (gradients, block bodies, models) stay
-with the driver; the player knows their digests.
+barrier: no action after it may take effect before it is durable. Learning is an action too; its
+result comes back as an event, whenever it is ready. Large things (gradients, block bodies, models)
+stay with the driver; the player knows their digests.
 """
 
 from dataclasses import dataclass
@@ -20,22 +20,22 @@ class TimerKind(IntEnum):
     """The moments of a round."""
 
     PROPOSALS_END = 1
-    """T_P: the own ballot is about what is in hand now."""
+    """T_P: a voter ranks the updates that it has now."""
     BALLOTS_END = 2
-    """T_B: a leader must include the ballots held now."""
+    """T_B: a leader must include the ballots that are held now."""
     LEAD = 3
     """T_A: leaders assemble."""
     FILTER = 4
-    """The soft vote."""
+    """The soft vote is due."""
     DEADLINE = 5
     """Recovery begins."""
     RETRY = 6
-    """Recovery again; in mode `self`, a new attempt."""
+    """Recovery is repeated; in mode `self` this is a new attempt."""
 
 
 @dataclass(frozen=True, slots=True)
 class Timer:
-    """A deadline; ignored when the round or the period has changed."""
+    """A timer of a period; ignored once the round or the period has changed."""
 
     kind: TimerKind
     round: int
@@ -64,13 +64,13 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True)
 class Judge:
-    """Try the candidates on the own holdout data and say which are approved."""
+    """Score the candidates on the worker's holdout data and tell which are approved."""
 
     round: int
     model: Digest
     candidates: tuple[Candidate, ...]
     radius: float
-    """Updates longer than this are scaled down before they are scored; 0: none is."""
+    """Updates longer than this are scaled down before they are scored; 0: no bound yet."""
     rate: float
     approve_max: int
 
@@ -105,14 +105,14 @@ class BlobKind(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """The driver runs; the nonce is fresh and random (only a worker without memory uses it)."""
+    """The driver has started; the nonce is fresh and random, for a worker that lost its memory."""
 
     nonce: bytes
 
 
 @dataclass(frozen=True, slots=True)
 class Received:
-    """Bytes from a peer, whoever that is."""
+    """Bytes that came from a peer."""
 
     peer: int
     data: bytes
@@ -120,14 +120,14 @@ class Received:
 
 @dataclass(frozen=True, slots=True)
 class TimerFired:
-    """A timer that was set is due."""
+    """A timer is due."""
 
     timer: Timer
 
 
 @dataclass(frozen=True, slots=True)
 class Proposed:
-    """The own gradient is there, kept under this digest."""
+    """This worker's gradient is computed, and kept under this digest."""
 
     job: Propose
     payload: Digest
@@ -135,7 +135,7 @@ class Proposed:
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """The own ballot: places in the job's list of candidates."""
+    """This worker's ballot: the approved places in the job's list of candidates."""
 
     job: Judge
     approved: tuple[int, ...]
@@ -143,7 +143,7 @@ class Judged:
 
 @dataclass(frozen=True, slots=True)
 class Combined:
-    """The next model is computed and kept; `model` is None where it would not be finite."""
+    """The next model is computed and kept; `model` is None if it would not be finite."""
 
     job: Combine
     model: Digest | None
@@ -152,7 +152,7 @@ class Combined:
 
 @dataclass(frozen=True, slots=True)
 class JobFailed:
-    """A gradient or a ballot could not be computed: the worker misses its role, no more."""
+    """A gradient or a ballot could not be computed; the worker only misses its role."""
 
     job: Job
 
@@ -198,19 +198,21 @@ Event: TypeAlias = (
 
 
 class Urgency(IntEnum):
-    """What goes first when a link is busy."""
+    """What is sent first when a link is busy; the lowest number is."""
 
     VOTE = 0
-    """Votes, bundles, certificates, leads."""
+    """Votes, bundles, certificates and leads."""
     BALLOT = 1
+    """Ballots and evidence."""
     UPDATE = 2
+    """Update headers."""
     ANSWER = 3
-    """Help for others that are behind."""
+    """Questions about the chain, and answers."""
 
 
 @dataclass(frozen=True, slots=True)
 class Send:
-    """Send to one peer."""
+    """Send this to one peer."""
 
     peer: int
     data: bytes
@@ -219,7 +221,7 @@ class Send:
 
 @dataclass(frozen=True, slots=True)
 class Broadcast:
-    """Send to all other workers."""
+    """Send this to all other workers."""
 
     data: bytes
     urgency: Urgency
@@ -227,7 +229,7 @@ class Broadcast:
 
 @dataclass(frozen=True, slots=True)
 class Relay:
-    """Pass on to some other workers: the first valid copy of a small message, once."""
+    """Pass the first valid copy of a small message on to some other workers."""
 
     data: bytes
     urgency: Urgency
@@ -252,9 +254,9 @@ class Compute:
 
 @dataclass(frozen=True, slots=True)
 class Want:
-    """Fetch a blob, from these workers first; check its digest; answer when it is in hand.
+    """Fetch a blob, asking these workers first; check its digest; report when it is in hand.
 
-    If it is in hand already, answer at once. A driver tries until it is told to `Forget`.
+    If it is in hand already, report at once. A driver tries until it is told to `Forget`.
     """
 
     kind: BlobKind
@@ -264,7 +266,7 @@ class Want:
 
 @dataclass(frozen=True, slots=True)
 class Keep:
-    """Keep a block of the own making, to give to whoever asks for it."""
+    """Keep a block that this worker made, for whoever asks for it."""
 
     digest: Digest
     data: bytes
@@ -272,31 +274,30 @@ class Keep:
 
 @dataclass(frozen=True, slots=True)
 class Forget:
-    """Nobody needs blobs of rounds before this one any more (beyond what is retained)."""
+    """Blobs of rounds before this one are not needed any more; a driver may keep some longer."""
 
     before_round: int
 
 
 @dataclass(frozen=True, slots=True)
 class Persist:
-    """Make this durable before anything behind it happens."""
+    """Make this durable before any later action takes effect."""
 
     safety: bytes
-    """The encoded `Safety`; replaces the one before."""
+    """The encoded `Safety`, which replaces the one before."""
     blobs: tuple[tuple[BlobKind, Digest], ...] = ()
     """Blobs in hand that must survive a crash from now on."""
     finished: tuple[Finished, ...] = ()
-    """Rounds that are decided, in order; appended to those before."""
+    """Newly decided rounds, in order, to be appended to those before."""
 
 
 @dataclass(frozen=True, slots=True)
 class Commit:
-    """A round is decided, durable, and its model is in hand.
+    """A notice, given at most once, that a round is decided and durable and its model in hand.
 
-    Told at most once. The write in front of it is what decides: after a crash between the two the
-    player goes on with the next round and does not tell again. Which rounds are decided, and the
-    newest model, a driver reads from its own store (the `finished` rounds of `Persist`), never from
-    the commits that it was told.
+    The `Persist` in front of it is what decides: after a crash between the two the player goes on
+    with the next round and does not repeat the notice. So a driver learns which rounds are decided,
+    and the newest model, from its store (the `finished` rounds of `Persist`), never from notices.
     """
 
     round: int
@@ -304,7 +305,7 @@ class Commit:
     model: Digest
     stepped: bool
     selected: tuple[int, ...] | None
-    """The proposers in the union-consensus; None where only the certificate was seen."""
+    """The proposers in the union-consensus; None if only the certificate was seen."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -317,7 +318,7 @@ class SendBlocks:
 
 
 class MessageFault(StrEnum):
-    """Why something that came from a peer was dropped."""
+    """Why a message from a peer was dropped."""
 
     MALFORMED = "malformed"
     WRONG_CHAIN = "wrong-chain"
@@ -326,14 +327,14 @@ class MessageFault(StrEnum):
     NOT_DRAWN = "not-drawn"
     WRONG_MODEL = "wrong-model"
     STALE = "stale"
-    """Of a round or period that is over."""
+    """It belongs to a round or period that is over."""
     TOO_EARLY = "too-early"
-    """Of a round or period that cannot be judged yet, or too many of them."""
+    """It belongs to a round or period that cannot be judged yet."""
     DUPLICATE = "duplicate"
     SURPLUS = "surplus"
-    """More versions in one slot than evidence needs."""
+    """More than is needed: a third version in one slot, or more than a sender's share."""
     NO_QUORUM = "no-quorum"
-    """A bundle or certificate with too few valid votes."""
+    """It is a bundle or certificate with too few valid votes."""
     INVALID_BLOCK = "invalid-block"
     NO_EVIDENCE = "no-evidence"
     UNASKED = "unasked"
@@ -341,7 +342,7 @@ class MessageFault(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Reject:
-    """A peer sent something bad: counted, nothing else changes."""
+    """A message from a peer was dropped; the driver counts it, and nothing else changes."""
 
     peer: int
     fault: MessageFault
@@ -358,21 +359,21 @@ class ReportEvidence:
 
 @dataclass(frozen=True, slots=True)
 class Alarm:
-    """Something that should not happen: the operator must know."""
+    """Something happened that should not; the operator must know."""
 
     why: str
 
 
 @dataclass(frozen=True, slots=True)
 class Halt:
-    """This worker votes no more: more workers lie than the network can stand."""
+    """This worker stops voting: more workers lie than the network tolerates."""
 
     why: str
 
 
 @dataclass(frozen=True, slots=True)
 class Entered:
-    """A round or a period begins: for whoever watches."""
+    """A notice that a round or a period begins."""
 
     round: int
     period: int

@@ -1,7 +1,7 @@
-"""What given sizes do not guarantee, in words, with the probabilities that belong to them.
+"""What given sizes do not guarantee, in words and with probabilities.
 
-A run may be configured below the sizes of `sizing` (the paper's own runs are). Then it must say so
-at its start, and `holdout plan` says the same in advance.
+A run may be configured below the sizes of `sizing`, as the paper's runs are. It then says so at its
+start, and `holdout plan` says the same in advance.
 """
 
 import bisect
@@ -15,18 +15,20 @@ from holdout.agreement.sizing import (
     Risk,
     as_share,
     ballots_suffice,
+    certified,
     check_population,
     no_honest_leader,
     no_majority,
     self_selection_is_safe,
     two_quorums,
+    voted_down,
 )
 from holdout.agreement.tails import Law, binomial, hypergeometric
 from holdout.voting.odds import any_of, majority_failure
 
 
 def shortfalls(chosen: NetworkSizes, *, n: int, f: Fraction | int, risk: Risk) -> tuple[str, ...]:
-    """What fails more often than the risk accepts, with these sizes; empty if nothing does."""
+    """What fails more often with these sizes than the risk allows; empty if nothing does."""
     liars = check_population(n, f)
     return (
         *_committee_shortfalls(chosen.mode, chosen.committee, n, liars, risk),
@@ -35,13 +37,13 @@ def shortfalls(chosen: NetworkSizes, *, n: int, f: Fraction | int, risk: Risk) -
     )
 
 
-def limits(chosen: NetworkSizes, *, n: int, f: Fraction | int, risk: Risk) -> tuple[str, ...]:
-    """What no size can guarantee: the assumptions, and what they cost."""
+def caveats(chosen: NetworkSizes, *, n: int, f: Fraction | int, risk: Risk) -> tuple[str, ...]:
+    """What no size can guarantee: the assumptions, and what is left to chance."""
     liars = check_population(n, f)
     spare = n - liars - chosen.committee.quorum
     said = [
         f"Nothing holds if more than B = {liars} of the {n} workers lie, collude, or stay away.",
-        "Progress, unlike safety, needs a network that delivers within some bound at last.",
+        "Progress, unlike safety, needs a network that in the end delivers within some bound.",
     ]
     if chosen.mode is Mode.ALL:
         said.append(
@@ -56,11 +58,13 @@ def limits(chosen: NetworkSizes, *, n: int, f: Fraction | int, risk: Risk) -> tu
             f" somewhere in {risk.rounds} rounds, with probability up to {risk.safety:g}."
         )
     if chosen.mode is Mode.SHUFFLE:
-        said.append("The committee is public: who can silence chosen workers can stop a period.")
+        said.append(
+            "The committee is public: whoever can silence chosen workers can stop a period."
+        )
     if chosen.mode is Mode.SELF:
         said.append(
             f"The bound behind mode self allows for {ATTEMPTS_MAX} recovery attempts in a period;"
-            " it is this project's own and has not been checked by others."
+            " it was derived in this project and has not been checked by others."
         )
     said.append(
         "Some round lacks an honest majority of proposers or voters, or its first quorum, with"
@@ -82,13 +86,13 @@ def limits(chosen: NetworkSizes, *, n: int, f: Fraction | int, risk: Risk) -> tu
 def committee_odds(
     n: int, byzantine: int, mode: Mode, chosen: CommitteeSize
 ) -> tuple[float, float]:
-    """The chances that one committee could certify two blocks, and that it cannot certify any.
+    """The probabilities that one committee could certify two blocks, and that it can certify none.
 
-    The first is an upper bound in mode `self`.
+    In mode `self` the first is an upper bound.
     """
     size, quorum = chosen.size, chosen.quorum
     if size >= n:
-        # Whoever draws, everybody is drawn: all steps have one committee.
+        # Everybody is drawn, however the draw is made: all steps have the same committee.
         mode = Mode.ALL
     match mode:
         case Mode.ALL:
@@ -107,17 +111,15 @@ def committee_odds(
 
 
 def _steps_bound(n: int, byzantine: int, chosen: CommitteeSize) -> float:
-    """At most twice the smallest of the bounds that the split points give."""
+    """A bound on contradicting committees: at most twice the smallest that a split point gives."""
     honest = n - byzantine
 
     def terms(split: int) -> tuple[float, float]:
-        certified = binomial(split + byzantine, chosen.size, n).at_least(chosen.quorum)
-        down = binomial(honest - split + byzantine, chosen.size, n).at_least(chosen.quorum)
-        return certified, 2 * ATTEMPTS_MAX * down
+        return certified(n, byzantine, chosen, split), voted_down(n, chosen, split)
 
     def crossed(split: int) -> bool:
-        certified, down = terms(split)
-        return certified >= down
+        growing, falling = terms(split)
+        return growing >= falling
 
     place = bisect.bisect_left(range(honest + 1), x=True, key=crossed)
     return min(sum(terms(split)) for split in (max(0, place - 1), min(honest, place)))
@@ -130,7 +132,7 @@ def _committee_shortfalls(
     name = f"a committee of {chosen.size} with quorum {chosen.quorum}"
     said = []
     if unsafe > risk.unsafe and not (
-        # There the chance is a bound, and sizes are planned with a closer one.
+        # In mode `self` the probability is a bound, and sizes are planned with a closer one.
         mode is Mode.SELF and self_selection_is_safe(n, liars, chosen, risk)
     ):
         said.append(f"{name} could certify two blocks{_somewhere(unsafe, risk, risk.safety)}")
@@ -176,7 +178,7 @@ def _ballot_shortfalls(
     if not ballots_suffice(f, voters.ballots_min, voters.byzantine_max):
         said.append(
             f"M_min = {voters.ballots_min} honest ballots do not carry an update over the floor of"
-            f" b_max + 1 = {voters.byzantine_max + 1}: liars may make rounds without a step"
+            f" b_max + 1 = {voters.byzantine_max + 1}: liars may keep rounds from making a step"
         )
     return said
 

@@ -1,10 +1,10 @@
 """Signatures and the lottery's VRF, behind two small protocols.
 
-The core knows a `Signer` (its own keys) and a `Verifier` (everybody's), never a library. There are
-two back-ends: `ed25519`, the real one, which is loaded only by whoever runs it, and `SimulatedKeys`
-here, for clusters that live in one process. A VRF must be *unique*: for one key and one `alpha`
-there is one output, also for an owner who cheats. Otherwise it would redraw its ticket until it
-wins. A signature must not be forgeable, but may exist in many versions.
+The core knows a `Signer` (one worker's secret keys) and a `Verifier` (everybody's public ones),
+never a library. There are two back-ends: `ed25519`, the real one, which is loaded only where it is
+used, and `SimulatedKeys` here, for clusters in one process. A VRF must be *unique*: one key and one
+`alpha` have one output, even if the owner cheats; otherwise it would draw again until it wins. A
+signature must not be forgeable, but one message may have many.
 """
 
 import hmac
@@ -17,7 +17,7 @@ from holdout.seeds import Stream, stream
 
 SIGNATURE_BYTES = 64
 MEMO_ENTRIES_MAX = 1 << 17
-"""Enough for all that a cluster of 300 says in a round; about 50 MB when full."""
+"""Enough for all messages of a round in a cluster of 300 workers; about 50 MB when full."""
 
 K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
@@ -36,20 +36,20 @@ class Signer(Protocol):
 
     @property
     def public(self) -> PublicKeys:
-        """The keys by which others check it."""
+        """The public keys of this worker."""
         ...
 
     def sign(self, message: bytes) -> bytes:
-        """A signature of 64 bytes."""
+        """A signature of the message, 64 bytes."""
         ...
 
     def prove(self, alpha: bytes) -> tuple[bytes, bytes]:
-        """The proof, and the 64 bytes of output that it proves."""
+        """The VRF's proof for `alpha`, and the output of 64 bytes that it proves."""
         ...
 
 
 class Verifier(Protocol):
-    """Checks what any worker signed or proved; any bytes are answered, none raise."""
+    """Checks what any worker signed or proved; never raises, whatever the bytes."""
 
     def signature(self, public: bytes, message: bytes, signature: bytes) -> bool:
         """Whether the owner of this key signed the message."""
@@ -65,9 +65,9 @@ class Verifier(Protocol):
 
 
 class Memo(Generic[K, V]):
-    """A dictionary that forgets: at most `entries_max` answers, the oldest unused ones go first."""
+    """A dictionary of at most `entries_max` answers; the longest unused are forgotten first."""
 
-    # Two generations instead of an order of use: a hit costs one look-up, and forgetting is free.
+    # Two generations, instead of an order by last use: a hit costs one look-up, forgetting nothing.
     __slots__ = ("_half", "_older", "_recent")
 
     def __init__(self, entries_max: int) -> None:
@@ -95,11 +95,11 @@ class Memo(Generic[K, V]):
 
 
 class MemoVerifier:
-    """Another verifier whose answers are remembered, so that a cluster checks each message once.
+    """A verifier that remembers another one's answers, so that a cluster checks a message once.
 
     Attributes:
-        signature_checks: Signatures that the other verifier was asked about.
-        vrf_checks: Proofs that it was asked about.
+        signature_checks: How many signatures the other verifier was asked about.
+        vrf_checks: How many proofs it was asked about.
     """
 
     def __init__(self, verifier: Verifier, entries_max: int = MEMO_ENTRIES_MAX) -> None:
@@ -107,7 +107,7 @@ class MemoVerifier:
         self.vrf_checks = 0
         self._verifier = verifier
         self._signatures = Memo[tuple[bytes, bytes, bytes], bool](entries_max // 2)
-        # No output is empty: there, an empty one stands for a proof that does not hold.
+        # An empty output, which no VRF has, stands for a proof that does not hold.
         self._outputs = Memo[tuple[bytes, bytes, bytes], bytes](entries_max - entries_max // 2)
 
     def signature(self, public: bytes, message: bytes, signature: bytes) -> bool:
@@ -141,25 +141,23 @@ class MemoVerifier:
 class SimulatedKeys:
     """The keys of a whole simulated cluster, decided by a seed; no cryptography that costs time.
 
-    Signatures and VRF outputs are HMACs with secrets that only this registry holds, and it is the
-    registry that checks them. Nobody outside the process could; a simulation does not have to.
+    Signatures and VRF outputs are HMACs with secrets that only this registry holds, so only it can
+    check them; in a simulation that is enough.
     """
 
     def __init__(self, seed: int, n: int) -> None:
-        self._secrets = tuple(
-            (_secret(stream(seed, "signing key", i)), _secret(stream(seed, "VRF key", i)))
+        self._signers = tuple(
+            _SimulatedSigner(
+                _secret(stream(seed, "signing key", i)), _secret(stream(seed, "VRF key", i))
+            )
             for i in range(n)
         )
-        self._signers = tuple(_SimulatedSigner(signing, vrf) for signing, vrf in self._secrets)
-        signing = {
-            s.public.signing: secret
-            for s, (secret, _) in zip(self._signers, self._secrets, strict=True)
-        }
-        vrf = {
-            s.public.vrf: secret
-            for s, (_, secret) in zip(self._signers, self._secrets, strict=True)
-        }
-        self._verifier = MemoVerifier(_RegistryVerifier(signing, vrf))
+        self._verifier = MemoVerifier(
+            _RegistryVerifier(
+                {signer.public.signing: signer.signing_secret for signer in self._signers},
+                {signer.public.vrf: signer.vrf_secret for signer in self._signers},
+            )
+        )
 
     def signer(self, worker: int) -> Signer:
         """The secret keys of one worker."""
@@ -172,8 +170,8 @@ class SimulatedKeys:
 
 class _SimulatedSigner:
     def __init__(self, signing: bytes, vrf: bytes) -> None:
-        self._signing = signing
-        self._vrf = vrf
+        self.signing_secret = signing
+        self.vrf_secret = vrf
         self._public = PublicKeys(sha256(signing).digest(), sha256(vrf).digest())
 
     @property
@@ -181,10 +179,10 @@ class _SimulatedSigner:
         return self._public
 
     def sign(self, message: bytes) -> bytes:
-        return hmac.digest(self._signing, message, "sha512")
+        return hmac.digest(self.signing_secret, message, "sha512")
 
     def prove(self, alpha: bytes) -> tuple[bytes, bytes]:
-        return b"", hmac.digest(self._vrf, alpha, "sha512")
+        return b"", hmac.digest(self.vrf_secret, alpha, "sha512")
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,9 +202,9 @@ class _RegistryVerifier:
 
     def key_fault(self, keys: PublicKeys) -> str | None:
         if keys.signing not in self.signing:
-            return "the signing key is not one of this simulation"
+            return "the signing key does not belong to this simulation"
         if keys.vrf not in self.vrf_secrets:
-            return "the VRF key is not one of this simulation"
+            return "the VRF key does not belong to this simulation"
         return None
 
 

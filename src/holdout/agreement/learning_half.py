@@ -1,4 +1,4 @@
-"""The learning half of a round at one worker: propose, judge, and know when to stop waiting.
+"""The learning half of a round at one worker: propose, judge, and decide when to stop waiting.
 
     start   a proposer computes its gradient and announces it
     T_P     a voter ranks what is in hand and sends its ballot
@@ -7,50 +7,225 @@
 
 Where the senders are public (everybody, or a fixed draw), each wait is over as soon as all of them
 have been heard.
+
+`LearningMessages` holds what workers sent in this half. A ballot is *held* once every update header
+that it names is held; until then it waits. At most two versions of a worker's message are kept:
+the second is the evidence against it.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum
 
-from holdout.agreement.context import Desk
+from holdout.agreement.context import PlayerContext
 from holdout.agreement.draws import Draws
-from holdout.agreement.events import BlobKind, Compute, Judge, Judged, Propose, Proposed
+from holdout.agreement.events import (
+    BlobKind,
+    Candidate,
+    Compute,
+    Judge,
+    Judged,
+    MessageFault,
+    Propose,
+    Proposed,
+)
 from holdout.agreement.headers import Tip
-from holdout.agreement.learning_messages import Phases
-from holdout.agreement.messages import Entry, Kind, ballot_part, update_part
+from holdout.agreement.messages import (
+    BallotMessage,
+    Entry,
+    Evidence,
+    Kind,
+    Update,
+    ballot_part,
+    update_part,
+)
 from holdout.agreement.sortition import Role
+from holdout.ids import Digest
+
+Conviction = tuple[Kind, int]
+"""The kind of message that a worker sent in two versions, and the worker."""
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """A ballot is not held yet: it names these updates, whose headers are missing."""
+
+    missing: tuple[Digest, ...]
+
+
+class LearningMessages:
+    """Updates and ballots of one round."""
+
+    def __init__(self) -> None:
+        self._updates: dict[int, list[Update]] = {}
+        self._by_id: dict[Digest, Update] = {}
+        self._proposers: dict[Digest, list[int]] = {}
+        self._ballots: dict[int, list[BallotMessage]] = {}
+        self._waiting: dict[int, list[BallotMessage]] = {}
+        self.payloads: dict[Digest, bool] = {}
+        """The payloads in hand, and whether each is a valid gradient."""
+        self.evidence: dict[Conviction, Evidence] = {}
+        self._published: dict[Conviction, None] = {}
+        self.in_time: tuple[int, ...] = ()
+        """The voters whose ballots were held at T_B: a leader must include them."""
+
+    # -- updates --------------------------------------------------------------------------------
+
+    def add_update(self, update: Update) -> MessageFault | None:
+        """Take a verified update header."""
+        if update.update_id in self._by_id:
+            return MessageFault.DUPLICATE
+        versions = self._updates.setdefault(update.worker, [])
+        if len(versions) > 1:
+            return MessageFault.SURPLUS
+        versions.append(update)
+        self._by_id[update.update_id] = update
+        self._proposers.setdefault(update.payload, []).append(update.worker)
+        if len(versions) > 1:
+            self._convict(Kind.UPDATE, update.worker, versions)
+        return None
+
+    def update(self, update_id: Digest) -> Update | None:
+        """The update header with this id, if it is in hand."""
+        return self._by_id.get(update_id)
+
+    def proposers_of(self, payload: Digest) -> tuple[int, ...]:
+        """The workers whose updates announce this payload."""
+        return tuple(self._proposers.get(payload, ()))
+
+    def announced(self) -> Mapping[Digest, list[int]]:
+        """The payloads that update headers in hand announce, each with its proposers."""
+        return self._proposers
+
+    def updates(self) -> dict[int, Update]:
+        """The update of each proposer that sent exactly one."""
+        return {w: versions[0] for w, versions in self._updates.items() if len(versions) == 1}
+
+    def candidates(self) -> tuple[Candidate, ...]:
+        """What an honest voter ranks: valid updates in hand of proposers that did not lie."""
+        return tuple(
+            Candidate(worker, update.update_id, update.payload)
+            for worker, update in sorted(self.updates().items())
+            if (Kind.UPDATE, worker) not in self.evidence and self.payloads.get(update.payload)
+        )
+
+    def proposer_settled(self, worker: int) -> bool:
+        """Whether there is nothing more to wait for from this proposer."""
+        versions = self._updates.get(worker, [])
+        return len(versions) > 1 or any(update.payload in self.payloads for update in versions)
+
+    # -- ballots --------------------------------------------------------------------------------
+
+    def add_ballot(self, ballot: BallotMessage) -> MessageFault | Waiting | None:
+        """Take a verified ballot; None: it is held, `Waiting`: it needs update headers first."""
+        known = [*self._ballots.get(ballot.worker, []), *self._waiting.get(ballot.worker, [])]
+        if any(version.envelope.signed == ballot.envelope.signed for version in known):
+            return MessageFault.DUPLICATE
+        if len(known) > 1:
+            return MessageFault.SURPLUS
+        if known:
+            self._convict(Kind.BALLOT, ballot.worker, [known[0], ballot])
+        missing = tuple(e.update_id for e in ballot.entries if e.update_id not in self._by_id)
+        if missing:
+            self._waiting.setdefault(ballot.worker, []).append(ballot)
+            return Waiting(missing)
+        self._hold(ballot)
+        return None
+
+    def release(self) -> list[BallotMessage]:
+        """Hold the waiting ballots whose update headers have all come, and return them."""
+        ready = [
+            ballot
+            for ballots in self._waiting.values()
+            for ballot in ballots
+            if all(entry.update_id in self._by_id for entry in ballot.entries)
+        ]
+        for ballot in ready:
+            self._waiting[ballot.worker].remove(ballot)
+            self._hold(ballot)
+        return ready
+
+    def ballots(self) -> dict[int, BallotMessage]:
+        """The held ballot of each voter; of a convicted one that sent two, the first."""
+        return {worker: versions[0] for worker, versions in self._ballots.items()}
+
+    def holds_ballot(self, worker: int) -> bool:
+        """Whether a ballot of this voter is held."""
+        return worker in self._ballots
+
+    def _hold(self, ballot: BallotMessage) -> None:
+        self._ballots.setdefault(ballot.worker, []).append(ballot)
+
+    # -- evidence -------------------------------------------------------------------------------
+
+    def add_evidence(self, kind: Kind, worker: int, evidence: Evidence) -> bool:
+        """Take verified evidence from elsewhere; False if the worker was caught before."""
+        if (kind, worker) in self.evidence:
+            return False
+        self.evidence[kind, worker] = evidence
+        return True
+
+    def _convict(
+        self, kind: Kind, worker: int, versions: list[Update] | list[BallotMessage]
+    ) -> None:
+        self.add_evidence(kind, worker, Evidence.of(versions[0].envelope, versions[1].envelope))
+
+    def unpublished(self, kind: Kind, worker: int) -> Evidence | None:
+        """Evidence against this worker that is still to be published; it is returned only once."""
+        if (kind, worker) not in self.evidence or (kind, worker) in self._published:
+            return None
+        self._published[kind, worker] = None
+        return self.evidence[kind, worker]
+
+    def convicted(self, kind: Kind) -> list[int]:
+        """The workers caught sending two messages of this kind."""
+        return sorted(worker for caught, worker in self.evidence if caught is kind)
+
+    def proofs(self) -> Mapping[Conviction, Evidence]:
+        """All evidence of this round, in canonical order."""
+        return {key: self.evidence[key] for key in sorted(self.evidence)}
+
+    def size(self) -> int:
+        """How many update headers, ballots and pieces of evidence are held."""
+        lists = (self._updates, self._ballots, self._waiting)
+        held = sum(len(versions) for kept in lists for versions in kept.values())
+        return held + len(self.evidence)
+
 
 UPDATE_SLOT = (Kind.UPDATE, 0, 0)
 BALLOT_SLOT = (Kind.BALLOT, 0, 0)
 
 
-class Phase(IntEnum):
+class LearningStage(IntEnum):
     """How far the learning half is."""
 
     PROPOSING = 0
+    """Until T_P."""
     VOTING = 1
+    """Until T_B."""
     GATHERING = 2
-    """Ballots that others held in time are still on their way."""
+    """Until T_A: ballots that others held in time are still on their way."""
     OVER = 3
 
 
 @dataclass(slots=True)
-class Proceedings:
-    """Proposals and ballots of one round."""
+class LearningHalf:
+    """What one worker does in the learning half of a round."""
 
-    desk: Desk
+    context: PlayerContext
     tip: Tip
     draws: Draws
-    phases: Phases
-    stage: Phase = Phase.PROPOSING
+    learning_messages: LearningMessages
+    stage: LearningStage = LearningStage.PROPOSING
     _judging: Judge | None = None
     _proofs: dict[Role, bytes | None] = field(default_factory=dict)
 
     def proof(self, role: Role) -> bytes | None:
-        """The own credential for a role of this round, or None."""
+        """This worker's credential for a role of this round; None if it was not drawn."""
         if role not in self._proofs:
-            self._proofs[role] = self.draws.own(self.desk.signer, role, self.desk.worker)
+            self._proofs[role] = self.draws.own_proof(
+                self.context.signer, role, self.context.worker
+            )
         return self._proofs[role]
 
     # -- proposing ------------------------------------------------------------------------------
@@ -58,42 +233,42 @@ class Proceedings:
     def begin(self) -> None:
         """A drawn proposer starts computing; after a crash it repeats what it has signed."""
         for slot in (UPDATE_SLOT, BALLOT_SLOT):
-            if self.desk.signed(slot) is not None:
-                self.desk.send_again(slot)
-        if not self.desk.may_sign or self.desk.signed(UPDATE_SLOT) is not None:
+            if self.context.signed(slot) is not None:
+                self.context.send_again(slot)
+        if not self.context.may_sign or self.context.signed(UPDATE_SLOT) is not None:
             return
         if self.proof(Role.PROPOSER) is not None:
-            self.desk.emit(Compute(Propose(self.tip.round, self.tip.model)))
+            self.context.emit(Compute(Propose(self.tip.round, self.tip.model)))
 
     def on_proposed(self, event: Proposed) -> None:
-        """The own gradient is there: announce it."""
+        """This worker's gradient is computed: announce it."""
         proof = self.proof(Role.PROPOSER)
         current = event.job == Propose(self.tip.round, self.tip.model)
-        if not current or proof is None or not self.desk.may_sign:
+        if not current or proof is None or not self.context.may_sign:
             return
-        if self.desk.signed(UPDATE_SLOT) is not None:
+        if self.context.signed(UPDATE_SLOT) is not None:
             return
-        self.phases.payloads[event.payload] = True
+        self.learning_messages.payloads[event.payload] = True
         part = update_part(
-            self.desk.chain,
+            self.context.chain,
             self.tip.round,
-            self.desk.worker,
+            self.context.worker,
             self.tip.model,
             event.payload,
-            self.desk.params.payload_bytes,
+            self.context.params.payload_bytes,
         )
-        self.desk.sign(UPDATE_SLOT, part, proof, ((BlobKind.PAYLOAD, event.payload),))
+        self.context.sign(UPDATE_SLOT, part, proof, ((BlobKind.PAYLOAD, event.payload),))
 
     # -- judging --------------------------------------------------------------------------------
 
     def end_proposals(self) -> None:
-        """T_P: rank what is in hand."""
-        if self.stage is not Phase.PROPOSING:
+        """T_P: rank the updates in hand."""
+        if self.stage is not LearningStage.PROPOSING:
             return
-        self.stage = Phase.VOTING
-        if not self.desk.may_sign or self.desk.signed(BALLOT_SLOT) is not None:
+        self.stage = LearningStage.VOTING
+        if not self.context.may_sign or self.context.signed(BALLOT_SLOT) is not None:
             return
-        candidates = self.phases.candidates()
+        candidates = self.learning_messages.candidates()
         if not candidates or self.proof(Role.VOTER) is None:
             return
         self._judging = Judge(
@@ -101,17 +276,17 @@ class Proceedings:
             self.tip.model,
             candidates,
             self.tip.radius,
-            self.desk.params.rate(self.tip.steps + 1),
-            self.desk.params.approve_count(len(candidates)),
+            self.context.params.rate(self.tip.steps + 1),
+            self.context.params.approve_count(len(candidates)),
         )
-        self.desk.emit(Compute(self._judging))
+        self.context.emit(Compute(self._judging))
 
     def on_judged(self, event: Judged) -> None:
-        """The own ballot is there: send it, however late; later leaders may still use it."""
+        """This worker's ballot is ready: send it, even if late, for later leaders to use."""
         job, proof = self._judging, self.proof(Role.VOTER)
-        if event.job != job or proof is None or not self.desk.may_sign:
+        if event.job != job or proof is None or not self.context.may_sign:
             return
-        if self.desk.signed(BALLOT_SLOT) is not None:
+        if self.context.signed(BALLOT_SLOT) is not None:
             return
         approved = [
             job.candidates[place] for place in sorted(set(event.approved))[: job.approve_max]
@@ -120,42 +295,42 @@ class Proceedings:
             return
         entries = tuple(Entry(candidate.proposer, candidate.update_id) for candidate in approved)
         part = ballot_part(
-            self.desk.chain, self.tip.round, self.desk.worker, self.tip.model, entries
+            self.context.chain, self.tip.round, self.context.worker, self.tip.model, entries
         )
-        # Who counts this ballot may need the gradients when their proposers are gone.
+        # Whoever counts this ballot may need the gradients after their proposers have left.
         payloads = dict.fromkeys(candidate.payload for candidate in approved)
-        self.desk.sign(
+        self.context.sign(
             BALLOT_SLOT, part, proof, tuple((BlobKind.PAYLOAD, payload) for payload in payloads)
         )
 
     # -- waiting --------------------------------------------------------------------------------
 
     def end_ballots(self) -> None:
-        """T_B: what is held now, a leader must include."""
+        """T_B: a leader must include the ballots that are held now."""
         self.end_proposals()
-        if self.stage is Phase.VOTING:
-            self.stage = Phase.GATHERING
-            self.phases.in_time = tuple(sorted(self.phases.ballots()))
+        if self.stage is LearningStage.VOTING:
+            self.stage = LearningStage.GATHERING
+            self.learning_messages.in_time = tuple(sorted(self.learning_messages.ballots()))
 
     def finish(self) -> bool:
-        """T_A: the other half begins; False if it has begun before."""
+        """T_A: end this half; False if it was over before."""
         self.end_ballots()
-        if self.stage is Phase.OVER:
+        if self.stage is LearningStage.OVER:
             return False
-        self.stage = Phase.OVER
+        self.stage = LearningStage.OVER
         return True
 
     def all_proposed(self) -> bool:
         """Whether everybody worth waiting for has proposed."""
-        return self._all(Role.PROPOSER, Kind.UPDATE, self.phases.proposer_settled)
+        return self._all(Role.PROPOSER, Kind.UPDATE, self.learning_messages.proposer_settled)
 
     def all_voted(self) -> bool:
         """Whether everybody worth waiting for has sent a ballot."""
-        return self._all(Role.VOTER, Kind.BALLOT, self.phases.holds_ballot)
+        return self._all(Role.VOTER, Kind.BALLOT, self.learning_messages.holds_ballot)
 
     def _all(self, role: Role, kind: Kind, heard: Callable[[int], bool]) -> bool:
         drawn = self.draws.expected(role)
         if drawn is None:
             return False
-        waited_for = self.desk.attendance.present(kind, drawn, self.tip.round)
+        waited_for = self.context.attendance.present(kind, drawn, self.tip.round)
         return all(map(heard, waited_for))

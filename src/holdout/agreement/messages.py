@@ -1,7 +1,7 @@
-"""What workers say to each other: frozen values and their canonical bytes (`wire` reads them).
+"""The messages between workers: frozen values and their canonical bytes (`wire` reads them).
 
-Whatever is signed travels as the very bytes that were signed, so nobody encodes anything anew to
-check a signature:  kind | signed part | signature | proof of having been drawn.
+What is signed travels as the very bytes that were signed, so that nobody has to encode anything
+again to check a signature:  kind | signed part | signature | proof of having been drawn.
 """
 
 from dataclasses import dataclass
@@ -21,21 +21,26 @@ from holdout.ids import Digest
 
 PROOF_BYTES_MAX = 80
 WORKERS_MAX = 10_000
-"""The largest roster: bounds every list that a peer may send."""
+"""The size of the largest roster; it bounds every list that a peer may send."""
 
 
 class Step(IntEnum):
-    """The votes of a period; a later attempt's recovery votes lie three steps further."""
+    """What a vote in a period says. Each further attempt at recovery adds 3 to LATE, REDO, DOWN."""
 
     SOFT = 1
+    """This is the block to agree on."""
     CERT = 2
+    """It has a soft quorum and is valid: commit it."""
     LATE = 3
+    """It has a soft quorum and is valid, but this period is too late: carry it over."""
     REDO = 4
+    """Carry over again the block that was carried into this period."""
     DOWN = 5
+    """Begin the next period with a fresh block."""
 
 
-def kind_of(step: int) -> Step:
-    """The kind of a step, whatever the attempt."""
+def base_step(step: int) -> Step:
+    """The step of the first attempt that this step repeats."""
     return Step(step) if step <= Step.DOWN else Step(3 + (step - 3) % 3)
 
 
@@ -57,9 +62,9 @@ class Kind(IntEnum):
 
 
 REMEMBERED = frozenset({Kind.UPDATE, Kind.BALLOT, Kind.LEAD, Kind.VOTE, Kind.BUNDLE, Kind.EVIDENCE})
-"""Of these one accepted copy is enough: a driver drops a second one unread. Questions may be asked
-again; and a certificate of a round ahead only says that this worker is behind: it is needed again
-when the rounds before it are here."""
+"""Of these kinds one accepted copy is enough: a driver drops a second one unread. Questions may be
+asked again. A certificate of a later round may be needed again too: it can only be used once the
+rounds before it are here."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +83,7 @@ class Envelope:
 
 @dataclass(frozen=True, slots=True)
 class Update:
-    """A proposer's announcement of its gradient: the paper's proposal, on the wire."""
+    """A proposer's announcement of its gradient: the paper's proposal."""
 
     chain: Digest
     round: int
@@ -86,19 +91,19 @@ class Update:
     model: Digest
     """The model that the gradient was computed on."""
     payload: Digest
-    """SHA-256 of the gradient's bytes, which are fetched by it."""
+    """SHA-256 of the gradient's bytes, by which they are fetched."""
     size: int
     envelope: Envelope
 
     @property
     def update_id(self) -> Digest:
-        """Names the content: two versions of an equivocating proposer never add up."""
+        """Names the content, so that approvals of an equivocator's two versions never add up."""
         return digest("upd", blob(self.envelope.signed))
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """An approval on a ballot."""
+    """One approval on a ballot."""
 
     proposer: int
     update_id: Digest
@@ -118,7 +123,7 @@ class BallotMessage:
 
 @dataclass(frozen=True, slots=True)
 class Lead:
-    """A leader's announcement of a block for a period; fresh, or one of an earlier period again."""
+    """A leader's announcement of a block for a period: a fresh one, or the one carried over."""
 
     chain: Digest
     round: int
@@ -144,7 +149,7 @@ class Vote:
 
 @dataclass(frozen=True, slots=True)
 class VoteSignature:
-    """One signature of a bundle."""
+    """One vote of a bundle: who signed it, and the proof of having been drawn."""
 
     worker: int
     signature: bytes
@@ -167,7 +172,7 @@ class Bundle:
         return u8(Kind.BUNDLE) + self.encode_bare()
 
     def encode_bare(self) -> bytes:
-        """The same without the kind, inside other messages."""
+        """The bytes without the kind, as part of other messages."""
         return b"".join(
             [
                 blob(self.chain),
@@ -185,7 +190,7 @@ class Bundle:
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """Two different messages of one worker for one slot: it proves itself."""
+    """Two different messages that one worker signed for one slot, which prove that it lied."""
 
     first: Envelope
     second: Envelope
@@ -195,19 +200,19 @@ class Evidence:
         return u8(Kind.EVIDENCE) + self.encode_bare()
 
     def encode_bare(self) -> bytes:
-        """The same without the kind, inside a block."""
+        """The bytes without the kind, as part of a block."""
         return blob(self.first.encode()) + blob(self.second.encode())
 
     @classmethod
     def of(cls, one: Envelope, other: Envelope) -> "Evidence":
-        """In canonical order."""
+        """The evidence made of two envelopes, in canonical order."""
         first, second = sorted([one, other], key=lambda envelope: envelope.signed)
         return cls(first, second)
 
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """The header of a round's block and its certificate: all that a worker behind must check."""
+    """A decided round: the header of its block and the certificate, all that others must check."""
 
     header: bytes
     certificate: Bundle
@@ -221,7 +226,7 @@ class Finished:
 
 @dataclass(frozen=True, slots=True)
 class GetBlocks:
-    """Please send the finished rounds from `first` to `last`."""
+    """A request for the finished rounds from `first` to `last`."""
 
     chain: Digest
     first: int
@@ -234,7 +239,7 @@ class GetBlocks:
 
 @dataclass(frozen=True, slots=True)
 class GetUpdates:
-    """Please send these update headers, which a ballot of yours names."""
+    """A request for these update headers, which a ballot from the peer names."""
 
     chain: Digest
     round: int
@@ -254,7 +259,7 @@ class GetUpdates:
 
 @dataclass(frozen=True, slots=True)
 class Behind:
-    """This is how far I am; please send me what I miss."""
+    """Tells how far the sender is, and asks for what it misses."""
 
     chain: Digest
     round: int
@@ -267,7 +272,7 @@ class Behind:
 
 @dataclass(frozen=True, slots=True)
 class HeadQuery:
-    """Asked by a worker that lost its memory: which is your newest certificate?"""
+    """The question of a worker that lost its memory: which is your newest certificate?"""
 
     chain: Digest
     nonce: bytes
@@ -279,13 +284,13 @@ class HeadQuery:
 
 @dataclass(frozen=True, slots=True)
 class HeadAnswer:
-    """A signed answer to one nonce: an old one, replayed, would name too low a round."""
+    """The signed answer to a `HeadQuery`; the nonce excludes old answers, with too low a round."""
 
     chain: Digest
     nonce: bytes
     worker: int
     round: int
-    """The newest round that the sender holds a certificate of; 0: none yet."""
+    """The newest round of which the sender holds a certificate; 0 if there is none."""
     envelope: Envelope
 
 
@@ -378,5 +383,5 @@ def vote_part(  # noqa: PLR0917  # The order in which it is encoded.
 
 
 def head_part(chain: Digest, nonce: bytes, worker: int, round_number: int) -> bytes:
-    """What a worker signs that tells how far the chain is."""
+    """What a worker signs to tell how far its chain is."""
     return text("head") + blob(chain) + blob(nonce) + u32(worker) + u64(round_number)

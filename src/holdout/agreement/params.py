@@ -1,8 +1,8 @@
 """What all members of a network have in common: the constants of a run, its roster, its identity.
 
-Everything in `Params` decides what is valid, so it is hashed into the network's identity and two
-workers that differ in it do not talk. `Timing` decides only how long a worker waits: it may differ
-from worker to worker and is not hashed.
+`Params` decides what is valid, so all of it is hashed into the network's identity: workers that
+differ in any of it belong to different networks and ignore each other. `Timing` only decides how
+long a worker waits; it may differ from worker to worker and is not hashed.
 """
 
 import math
@@ -13,7 +13,7 @@ from functools import cached_property
 
 from holdout.agreement.codec import blob, digest, f64, items, text, u32, u64
 from holdout.agreement.keys import PublicKeys
-from holdout.agreement.seed import LOOKBACK, REFRESH
+from holdout.agreement.sortition import LOOKBACK, REFRESH
 from holdout.errors import InfeasibleError
 from holdout.ids import Digest
 from holdout.voting import approve_count
@@ -23,7 +23,7 @@ MILLISECOND = 1_000
 """All times of the core are whole microseconds of a monotonic clock."""
 
 ATTEMPTS_MAX = 4
-"""Recovery attempts of a period in mode `self`: its committees are sized for so many."""
+"""Recovery attempts in a period of mode `self`; its committees are sized for this many."""
 
 
 def quorum_of_all(n: int) -> int:
@@ -35,7 +35,7 @@ class Mode(StrEnum):
     """Who agrees: the committee of role C."""
 
     ALL = "all"
-    """Every worker; the default."""
+    """The committee is every worker; the default."""
     SHUFFLE = "shuffle"
     """A public draw of fixed size, new in each period."""
     SELF = "self"
@@ -48,7 +48,7 @@ class RoleDraw(StrEnum):
     SELF = "self"
     """Secretly, by VRF: nobody knows who until they speak."""
     FIXED = "fixed"
-    """Publicly, a fixed number."""
+    """Publicly, a fixed number of them."""
 
 
 class TallyRule(StrEnum):
@@ -57,19 +57,22 @@ class TallyRule(StrEnum):
     COMPLETION = "completion"
     """Short ballots are completed neutrally before the paper's threshold is applied."""
     PAPER = "paper"
-    """To the letter, for comparison: short ballots starve honest updates."""
+    """The paper's rule to the letter, for comparison: short ballots starve honest updates."""
 
 
 @dataclass(frozen=True, slots=True)
 class Params:
-    """The constants of a run. `sizing` gives good sizes; smaller ones are allowed and said."""
+    """The constants of a run.
+
+    `sizing` computes good sizes. Smaller ones are allowed; `guarantees` says what they cost.
+    """
 
     workers: int
     """n, the size of the roster."""
     f: Fraction
-    """The assumed Byzantine fraction, in (1 - f) of the ballots and of the tally."""
+    """The assumed Byzantine share: ballots and tally go by (1 - f)."""
     quorum: int
-    """Q, equal votes that make a bundle."""
+    """Q: this many equal votes make a bundle."""
     proposers: int
     """tau_P, expected (or fixed) number of proposers."""
     voters: int
@@ -85,7 +88,7 @@ class Params:
     model_first: Digest
     """The digest of w_1."""
     rates: tuple[float, ...]
-    """eta of the first, second, ... step; the last one stays."""
+    """eta, the learning rate of the first, second, ... step; the last one holds from there on."""
     mode: Mode = Mode.ALL
     committee: int = 0
     """Size of the consensus committee: N in `shuffle`, expected in `self`; unused in `all`."""
@@ -99,14 +102,14 @@ class Params:
     shapes: tuple[tuple[int, ...], ...] = ()
     """The shapes of the model's tensors, in order: part of the model's digest."""
     coordinate_max: float = 1e6
-    """G_inf, the largest coordinate of a valid payload."""
+    """G_inf, the largest absolute value of a coordinate in a valid payload."""
     radius_first: float = 0.0
     """r_1, the bound on norms in the first step; 0: none, the first step sets it."""
     tally: TallyRule = TallyRule.COMPLETION
 
     @property
     def byzantine(self) -> int:
-        """B = floor(f n), the liars that the network must stand."""
+        """B = floor(f n), the number of Byzantine workers that the network tolerates."""
         return int(self.f * self.workers)
 
     @property
@@ -123,7 +126,7 @@ class Params:
         return approve_count(candidates, self.f)
 
     def encode(self) -> bytes:
-        """Canonical bytes of all of them."""
+        """The canonical bytes of all constants."""
         return b"".join(
             [
                 u32(self.workers),
@@ -152,9 +155,9 @@ class Params:
         )
 
     def check(self) -> None:
-        """Refuse constants with which agreement could not be safe or could never go on.
+        """Refuse constants with which agreement cannot be safe or cannot make progress.
 
-        How likely a drawn committee is to be a good one is another question (`guarantees`).
+        How likely a drawn committee is to be a good one is a question for `guarantees`.
         """
         n, b = self.workers, self.byzantine
         if n < 3 * b + 1:
@@ -167,7 +170,7 @@ class Params:
                 f"with everybody in the committee the quorum is floor(2n/3) + 1 = {of_all}; got"
                 f" {self.quorum}"
             )
-        # Two quorums must meet, or the committee decides two blocks though nobody lies.
+        # Two quorums must overlap, or the committee may decide two blocks although nobody lies.
         committee_max = min(n, 2 * self.quorum - 1)
         if self.mode is not Mode.ALL and not self.quorum <= self.committee <= committee_max:
             raise InfeasibleError(
@@ -178,18 +181,20 @@ class Params:
 
     def _check_learning(self) -> None:
         if not self.rates or not all(math.isfinite(rate) and rate > 0 for rate in self.rates):
-            raise InfeasibleError(f"learning rates are finite and above 0; got {self.rates}")
+            raise InfeasibleError(f"learning rates must be finite and above 0; got {self.rates}")
         size = sum(math.prod(shape) for shape in self.shapes)
         if self.dimension < 1 or (self.shapes and size != self.dimension):
             raise InfeasibleError(
                 f"the shapes must hold the model's {self.dimension} weights; they hold {size}"
             )
         if not (math.isfinite(self.radius_first) and self.radius_first >= 0):
-            raise InfeasibleError(f"a radius is finite and not negative; got {self.radius_first}")
+            raise InfeasibleError(
+                f"the first radius must be finite and not negative; got {self.radius_first}"
+            )
         if not 0 <= self.f < 1:
-            raise InfeasibleError(f"f is a share below 1; got {self.f}")
+            raise InfeasibleError(f"the Byzantine share f must be below 1; got {self.f}")
         if self.lookback not in {1, 2}:
-            raise InfeasibleError(f"the seed looks back 1 or 2 rounds; got {self.lookback}")
+            raise InfeasibleError(f"the seed must look back 1 or 2 rounds; got {self.lookback}")
 
 
 @dataclass(frozen=True)
@@ -199,13 +204,14 @@ class Genesis:
     params: Params
     roster: tuple[PublicKeys, ...]
     run_nonce: bytes
-    """Fresh for each run, so that votes of an earlier run with the same keys are worthless."""
+    """Fresh for each run, so that votes from an earlier run with the same keys do not count."""
     beacon: bytes
-    """Randomness drawn after everything else was fixed, so that nobody can choose keys by it."""
+    """Randomness drawn after everything else was fixed, so that nobody can choose keys to suit
+    it."""
 
     @cached_property
     def setup(self) -> Digest:
-        """What the members signed up to before the beacon was known."""
+        """The digest of everything that was fixed before the beacon was known."""
         return digest(
             "genesis",
             u32(PROTOCOL_VERSION),
@@ -216,7 +222,7 @@ class Genesis:
 
     @cached_property
     def chain(self) -> Digest:
-        """The network's identity: part of everything that is signed."""
+        """The network's identity, part of everything that is signed."""
         return digest("run", blob(self.setup), blob(self.beacon))
 
 
@@ -225,16 +231,16 @@ class Timing:
     """How long a worker waits for others, in microseconds. None of it affects safety."""
 
     delay: int = 500 * MILLISECOND
-    """lambda: the assumed bound for small messages."""
+    """lambda: the assumed bound on the delay of a small message."""
     propose: int = 2_000 * MILLISECOND
-    """T_P: how long updates are taken for the own ballot."""
+    """T_P: how long updates are collected before a voter ranks them."""
     vote: int = 2_000 * MILLISECOND
-    """T_V: how long after that ballots are waited for."""
+    """T_V: how long ballots are waited for after that."""
     fetch: int = 500 * MILLISECOND
     """The time to fetch a block body."""
     validate: int = 500 * MILLISECOND
     """The time to recompute a block."""
-    early: bool = True
+    ends_waits_early: bool = True
     """Whether a wait ends as soon as everybody expected has been heard."""
 
     def lead_at(self) -> int:
@@ -242,30 +248,30 @@ class Timing:
         return self.propose + self.vote + 2 * self.delay
 
     def filter_after(self, period: int) -> int:
-        """F(p): the soft vote, from the start of the period."""
-        return (2 * self.delay + self.fetch) << (min(period, 6) if period else 0)
+        """F(p), from the start of the period: when the soft vote is due."""
+        return (2 * self.delay + self.fetch) << min(period, 6)
 
     def deadline_after(self, period: int) -> int:
-        """D(p): recovery, from the start of the period.
+        """D(p), from the start of the period: when recovery begins.
 
-        Both grow with the period, so that an unknown bound is exceeded at last; growing this one
-        alone would not help: the soft vote would always come before the lead.
+        Both F and D grow with the period, so that they exceed the network's true delay in the end,
+        whatever it is. If D alone grew, the soft vote could come before the lead in every period.
         """
         base = 2 * self.delay + self.fetch + self.validate + 4 * self.delay
-        return base << (min(period, 6) if period else 0)
+        return base << min(period, 6)
 
     def retry_after(self, count: int) -> int:
-        """The interval before the count-th retry (from 0): doubling up to sixteen delays."""
+        """The wait before retry number `count`, from 0: two delays, then doubled up to sixteen."""
         return self.delay * min(2 << count, 16)
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What a peer may make a worker hold."""
+    """How much a peer may make a worker hold or send."""
 
-    early: int = 8
-    """Messages of the next round, per worker."""
+    early_messages: int = 8
+    """Messages of the next round that are kept, per worker."""
     bodies: int = 3
-    """Blocks of the best leads that are fetched, per period."""
+    """How many of the best leads have their blocks fetched, per period."""
     blocks_per_answer: int = 50
-    """Rounds that are sent at once to a peer that is behind."""
+    """Rounds that a peer that is behind gets in one answer."""

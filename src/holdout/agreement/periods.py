@@ -1,16 +1,16 @@
 """The agreement half of a round: leads, votes and recovery, period after period.
 
-The rules of the module `player`'s table, one method each. Three details carry the safety: no CERT
-vote after a recovery vote in the same period; recovery prefers LATE over REDO over DOWN, judged at
-the time of voting; and what a vote rests on (why the period was entered, its soft quorum, the
-block behind a CERT vote) is durable before the vote leaves.
+The rules are those in the table of the module `player`, one method each. Safety rests on three
+details: no CERT vote follows a recovery vote in the same period; recovery prefers LATE over REDO
+over DOWN, by what is known at the time of voting; and what a vote rests on (why the period was
+entered, its soft quorum, the block behind a CERT vote) is durable before the vote leaves.
 """
 
 from dataclasses import dataclass, field
 
 from holdout.agreement.blocks import Draft, assemble
 from holdout.agreement.codec import BOTTOM, digest, u32
-from holdout.agreement.context import Blobs, Desk
+from holdout.agreement.context import Blobs, PlayerContext
 from holdout.agreement.draws import Draws
 from holdout.agreement.events import (
     BlobKind,
@@ -23,80 +23,78 @@ from holdout.agreement.events import (
     Urgency,
     Want,
 )
-from holdout.agreement.leads import Leads
-from holdout.agreement.learning_messages import Phases
+from holdout.agreement.learning_half import LearningMessages
 from holdout.agreement.messages import Bundle, Kind, Lead, Step, lead_part, vote_part
 from holdout.agreement.params import ATTEMPTS_MAX, Mode
-from holdout.agreement.safety import OwnSlot
-from holdout.agreement.seed import next_seed, seed_alpha
-from holdout.agreement.sortition import Role
+from holdout.agreement.safety import OwnSlot, Phase
+from holdout.agreement.sortition import Role, next_seed, seed_alpha
 from holdout.agreement.validation import Validation, Validity
-from holdout.agreement.votes import Reached, Tracker
+from holdout.agreement.votes import Leads, Reached, Tracker
 from holdout.ids import Digest
 
 
 @dataclass(slots=True)
 class Periods:
-    """Period, phase and votes of one round."""
+    """The agreement half of one round: its current period, leads and votes."""
 
-    desk: Desk
+    context: PlayerContext
     draws: Draws
-    phases: Phases
+    learning_messages: LearningMessages
     validation: Validation
     tracker: Tracker
     leads: Leads = field(default_factory=Leads)
     started: bool = False
-    """Whether the learning half is over and timers run."""
+    """Whether the learning half is over and the timers of a period run."""
     _draft: Draft | None = None
     _leader: tuple[int, bytes | None] | None = None
-    """The own credential to lead, and the period that it is for."""
+    """A period and this worker's credential to lead it."""
     _retries: int = 0
 
     @property
     def round(self) -> int:
         """The round that is being decided."""
-        return self.desk.safety.round
+        return self.context.safety.round
 
     @property
     def period(self) -> int:
         """The current period."""
-        return self.desk.safety.period
+        return self.context.safety.period
 
     @property
-    def phase(self) -> int:
-        """0 before the filter, 1 before the deadline, 2 recovery."""
-        return self.desk.safety.phase
+    def phase(self) -> Phase:
+        """How far this worker is in the period."""
+        return self.context.safety.phase
 
     # -- entering -------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """T_A of period 0: leaders speak, timers run."""
+        """Begin period 0, at T_A: lead if drawn, and start the timers."""
         self.started = True
         self._set_timers()
         self.lead()
         self.try_cert()
 
     def resume(self) -> None:
-        """After a crash: as if the period began now; recovery goes on at once."""
-        for bundle in self.desk.safety.bundles:
+        """Go on after a crash, as if the period began now; a recovery continues at once."""
+        for bundle in self.context.safety.bundles:
             self.tracker.add_bundle(bundle)
             self.tracker.newly_reached(bundle.period, bundle.step, bundle.value)
         self.prepare()
         if any(
             kind is Kind.VOTE and step > Step.CERT and period == self.period
-            for kind, period, step in self.desk.safety.mine
+            for kind, period, step in self.context.safety.mine
         ):
-            self.desk.safety.phase = 2
+            self.context.safety.phase = Phase.RECOVERY
         self.started = True
-        if self.phase == 2:  # noqa: PLR2004
-            self._set_timer(TimerKind.RETRY, self.desk.now)
+        if self.phase is Phase.RECOVERY:
+            self._set_timer(TimerKind.RETRY, self.context.now)
         else:
             self._set_timers()
 
     def enter(self, period: int, *, with_lead: bool) -> None:
-        """A quorum ended the period before, or speaks of this one already."""
-        safety = self.desk.safety
-        safety.period, safety.phase = period, 0
+        """Enter a period: a quorum ended the one before, or was reached in this one already."""
+        safety = self.context.safety
+        safety.period, safety.phase = period, Phase.FILTER
         self.started = True
         self._draft, self._retries = None, 0
         self.tracker.forget_before(period - 1)
@@ -104,9 +102,10 @@ class Periods:
         safety.forget_before(period)
         self._remember()
         self.prepare()
-        self.desk.emit(Entered(self.round, period))
+        self.context.emit(Entered(self.round, period))
         self._set_timers()
-        # At once, not only at the next retry: what one knows at entry, all know at the filter.
+        # At once, not only at the next retry: what one worker knows when it enters, all must know
+        # by the time of their soft vote.
         for reached in self._reasons():
             self._broadcast(reached)
         if with_lead:
@@ -114,12 +113,12 @@ class Periods:
         self.try_cert()
 
     def prepare(self) -> None:
-        """Keep and check the blocks that this period can be about; forget the others."""
+        """Keep and check the blocks that may be voted on in this period; forget the others."""
         self.validation.enter(
             self.period,
             active=self.checks_blocks(self.period),
-            needed=self.tracker.values().union(self.desk.safety.held),
-            announced=self.phases.announced(),
+            needed=self.tracker.values().union(self.context.safety.held),
+            announced=self.learning_messages.announced(),
         )
         carried = self.carried()
         if carried is not None:
@@ -128,50 +127,51 @@ class Periods:
             self.want_led(lead)
 
     def checks_blocks(self, period: int) -> bool:
-        """Whether this worker's vote may be asked for in a period.
+        """Whether this worker may have to vote in a period, and so must check its blocks.
 
-        In mode `self` everybody's is: whoever is ready, drawn or not, must not turn back.
+        In mode `self` everybody must: whoever is ready to certify a block, drawn or not, must not
+        contradict it later.
         """
-        if self.desk.params.mode is not Mode.SHUFFLE:
+        if self.context.params.mode is not Mode.SHUFFLE:
             return True
         members = self.draws.expected(Role.COMMITTEE, period)
-        return members is None or self.desk.worker in members
+        return members is None or self.context.worker in members
 
     def _set_timers(self) -> None:
-        timing, now = self.desk.timing, self.desk.now
+        timing, now = self.context.timing, self.context.now
         self._set_timer(TimerKind.FILTER, now + timing.filter_after(self.period))
         self._set_timer(TimerKind.DEADLINE, now + timing.deadline_after(self.period))
 
     def _set_timer(self, kind: TimerKind, at: int) -> None:
-        self.desk.emit(SetTimer(Timer(kind, self.round, self.period), at))
+        self.context.emit(SetTimer(Timer(kind, self.round, self.period), at))
 
     # -- why this period was entered ---------------------------------------------------------------
 
     def _reasons(self) -> list[Reached]:
-        """The quorums that ended the period before: at most one value, and bottom."""
+        """The quorums that ended the period before: for at most one block, and for bottom."""
         return self.tracker.quorums(self.period - 1, (Step.LATE, Step.REDO, Step.DOWN))
 
     def carried(self) -> Digest | None:
-        """The value that the period before ended with, if any."""
+        """The value that was carried over from the period before, if any."""
         return next((r.value for r in self._reasons() if r.value != BOTTOM), None)
 
     def bottom(self) -> bool:
-        """Whether the period before ended with a quorum for a fresh start."""
+        """Whether the period before ended with a quorum for bottom, that is for a fresh block."""
         return any(reached.value == BOTTOM for reached in self._reasons())
 
     def bound_to(self) -> Digest | None:
-        """The value that this period must be about: carried over, and nobody saw bottom."""
+        """The value that this period must repeat: carried over, without a quorum for bottom."""
         return None if self.bottom() else self.carried()
 
     # -- leading --------------------------------------------------------------------------------
 
     def lead(self) -> None:
-        """Announce a block, if drawn for it: a fresh one, or the one that was carried over."""
+        """If drawn to lead, announce a block: a fresh one, or the one that was carried over."""
         slot = (Kind.LEAD, self.period, 0)
-        if not self.desk.may_sign:
+        if not self.context.may_sign:
             return
-        if self.desk.signed(slot) is not None:
-            self.desk.send_again(slot)
+        if self.context.signed(slot) is not None:
+            self.context.send_again(slot)
             return
         proof = self._lead_proof()
         if proof is None:
@@ -191,32 +191,34 @@ class Periods:
 
     def _lead_proof(self) -> bytes | None:
         if self._leader is None or self._leader[0] != self.period:
-            proof = self.draws.own(self.desk.signer, Role.LEADER, self.desk.worker, self.period)
+            proof = self.draws.own_proof(
+                self.context.signer, Role.LEADER, self.context.worker, self.period
+            )
             self._leader = (self.period, proof)
         return self._leader[1]
 
     def _assemble(self) -> Draft:
-        """Everything held by now."""
+        """The draft of a block from everything that is held by now."""
         tip = self.validation.tip
         seed_proof, out = b"", None
         if self.period == 0:
-            seed_proof, out = self.desk.signer.prove(
-                seed_alpha(self.desk.chain, tip.round, tip.seed_in)
+            seed_proof, out = self.context.signer.prove(
+                seed_alpha(self.context.chain, tip.round, tip.seed_in)
             )
         return assemble(
             tip,
-            self.desk.genesis,
-            leader=self.desk.worker,
+            self.context.genesis,
+            leader=self.context.worker,
             original_period=self.period,
-            seed=next_seed(tip.round, tip.seed_in, self.desk.worker, out, tip.old_block),
+            seed=next_seed(tip.round, tip.seed_in, self.context.worker, out, tip.old_block),
             seed_proof=seed_proof,
-            updates=self.phases.updates(),
-            ballots=self.phases.ballots(),
-            evidence=tuple(self.phases.proofs().values()),
+            updates=self.learning_messages.updates(),
+            ballots=self.learning_messages.ballots(),
+            evidence=tuple(self.learning_messages.proofs().values()),
         )
 
     def go_on_leading(self) -> None:
-        """Announce the own block as soon as all that it needs is there."""
+        """Announce this worker's block as soon as everything that it needs is there."""
         if self._draft is None:
             return
         block = self.validation.finish(self._draft)
@@ -226,20 +228,20 @@ class Periods:
         self._draft = None
         value = block.header.digest
         self.validation.add_own(block)
-        self.desk.emit(Keep(value, block.encode()))
+        self.context.emit(Keep(value, block.encode()))
         self._announce(proof, self.period, value, ((BlobKind.BLOCK, value),))
 
     def _announce(self, proof: bytes, original: int, value: Digest, blobs: Blobs) -> None:
         part = lead_part(
-            self.desk.chain, self.round, self.period, self.desk.worker, original, value
+            self.context.chain, self.round, self.period, self.context.worker, original, value
         )
-        self.desk.sign((Kind.LEAD, self.period, 0), part, proof, blobs)
+        self.context.sign((Kind.LEAD, self.period, 0), part, proof, blobs)
 
     # -- soft and cert --------------------------------------------------------------------------
 
     def filter(self) -> None:
-        """The soft vote, at most one in a period."""
-        self.desk.safety.phase = 1
+        """Give the soft vote, for the best acceptable lead; at most one in a period."""
+        self.context.safety.phase = Phase.DEADLINE
         bound = self.bound_to()
         if bound is not None:
             self._vote(Step.SOFT, bound)
@@ -251,13 +253,17 @@ class Periods:
                 return
 
     def acceptable(self, lead: Lead) -> bool:
-        """Valid, made by this leader, and (at first) with all ballots that were held in time."""
+        """Whether a fresh lead may get the soft vote.
+
+        Its block must be valid, made by this leader and, in the first periods, include all ballots
+        that were held in time.
+        """
         header = self.validation.header(lead.value)
         if header is None or self.validation.verdict(lead.value) is not Validity.VALID:
             return False
         if (header.leader, header.original_period) != (lead.worker, lead.period):
             return False
-        return self.period > self.desk.params.inclusion_periods or self._includes(lead.value)
+        return self.period > self.context.params.inclusion_periods or self._includes(lead.value)
 
     def _includes(self, value: Digest) -> bool:
         block = self.validation.block(value)
@@ -268,7 +274,7 @@ class Periods:
             convicted = self.draws.convict(evidence)
             if not isinstance(convicted, str):
                 accounted.add(convicted.worker)
-        return all(worker in accounted for worker in self.phases.in_time)
+        return all(worker in accounted for worker in self.learning_messages.in_time)
 
     def staged(self) -> Digest | None:
         """The value with a soft quorum in this period."""
@@ -276,52 +282,52 @@ class Periods:
         return reached[0].value if reached else None
 
     def committable(self) -> Digest | None:
-        """The same, if the block is valid here."""
+        """The value with a soft quorum in this period, if its block is valid here."""
         value = self.staged()
         if value is None or self.validation.verdict(value) is not Validity.VALID:
             return None
         return value
 
     def try_cert(self) -> None:
-        """The cert vote: never after a recovery vote of the same period."""
+        """Give the cert vote if possible; never after a recovery vote in the same period."""
         value = self.committable()
-        if value is not None and self.phase <= 1:
+        if value is not None and self.phase is not Phase.RECOVERY:
             self._vote(Step.CERT, value)
 
     # -- recovery -------------------------------------------------------------------------------
 
     def deadline(self) -> None:
-        """The period has taken too long."""
-        if self.phase == 0:
+        """The period has taken too long: begin its recovery."""
+        if self.phase is Phase.FILTER:
             self.filter()
-        self.desk.safety.phase = 2
+        self.context.safety.phase = Phase.RECOVERY
         self.recover()
         self._set_retry()
 
     def retry(self) -> None:
-        """Still here: say it again, and more if more is known by now."""
+        """The period is still not over: repeat the recovery, by what is known now."""
         self._retries += 1
         self.recover()
         self._set_retry()
 
     def _set_retry(self) -> None:
-        if self.desk.params.mode is Mode.SELF and self._retries < ATTEMPTS_MAX:
-            interval = 4 * self.desk.timing.delay << self._retries
+        if self.context.params.mode is Mode.SELF and self._retries < ATTEMPTS_MAX:
+            interval = 4 * self.context.timing.delay << self._retries
         else:
-            interval = self.desk.timing.retry_after(self._retries)
-        name = digest("jitter", u32(self.desk.worker), u32(self.period), u32(self._retries))
+            interval = self.context.timing.retry_after(self._retries)
+        name = digest("jitter", u32(self.context.worker), u32(self.period), u32(self._retries))
         jitter = int.from_bytes(name[:4], "big") % (interval // 4 + 1)
-        self._set_timer(TimerKind.RETRY, self.desk.now + interval + jitter)
+        self._set_timer(TimerKind.RETRY, self.context.now + interval + jitter)
 
     def recover(self) -> None:
-        """LATE before REDO before DOWN, by what is known now; then repeat what was said."""
-        said = tuple(self.desk.safety.mine)
+        """Vote LATE, else REDO, else DOWN, by what is known now; then repeat earlier messages."""
+        said = tuple(self.context.safety.mine)
         shift = 3 * self._attempt()
         value, bound = self.committable(), self.bound_to()
         if value is not None:
             self._vote(Step.LATE + shift, value)
-        elif (Kind.VOTE, self.period, Step.CERT) in self.desk.safety.mine:
-            pass  # Its block is gone: nothing may contradict the CERT vote.
+        elif (Kind.VOTE, self.period, Step.CERT) in self.context.safety.mine:
+            pass  # The block is no longer here, but nothing may contradict the CERT vote.
         elif bound is not None:
             self._vote(Step.REDO + shift, bound)
         else:
@@ -329,34 +335,34 @@ class Periods:
         self.resync(said)
 
     def _attempt(self) -> int:
-        return min(self._retries, ATTEMPTS_MAX - 1) if self.desk.params.mode is Mode.SELF else 0
+        return min(self._retries, ATTEMPTS_MAX - 1) if self.context.params.mode is Mode.SELF else 0
 
     def resync(self, said: tuple[OwnSlot, ...]) -> None:
-        """Send again what was said before, and what others need to be where this worker is."""
+        """Repeat earlier messages, and send what brings others to where this worker is."""
         for slot in said:
             if slot[0] in {Kind.UPDATE, Kind.BALLOT} or slot[1] == self.period:
-                self.desk.send_again(slot)
-        for bundle in self.evidence_of_progress():
-            self.desk.emit(Broadcast(bundle.encode(), Urgency.VOTE))
+                self.context.send_again(slot)
+        for bundle in self.progress_bundles():
+            self.context.emit(Broadcast(bundle.encode(), Urgency.VOTE))
         value = self.staged()
         if value is not None:
             self.want_block(value)
 
     def want_block(self, value: Digest, *hints: int) -> None:
-        """Have a block fetched, from those who voted for it if nobody else is known."""
+        """Have a block fetched from these workers, then from those who voted for it."""
         if self.validation.header(value) is not None:
             return
         voters = self.tracker.voters(self.period, Step.SOFT, value)
         if not voters:  # Carried on from the period before.
             voters = self.tracker.voters(self.period - 1, Step.LATE, value)
-        self.desk.emit(Want(BlobKind.BLOCK, value, (*hints, *voters)))
+        self.context.emit(Want(BlobKind.BLOCK, value, (*hints, *voters)))
 
     def want_led(self, lead: Lead, *hints: int) -> None:
         """Have the block of a lead fetched, if this worker may have to vote for it."""
-        # What was carried on is fetched when its quorum is seen: anybody can lead with anything.
+        # A block that was carried over is fetched when its quorum is seen: anybody can claim one.
         fresh = lead.original_period == lead.period
         if fresh and self.validation.active:
-            best = self.leads.best(lead.period)[: self.desk.limits.bodies]
+            best = self.leads.best(lead.period)[: self.context.limits.bodies]
             if lead in best:
                 self.want_block(lead.value, lead.worker, *hints)
 
@@ -364,46 +370,48 @@ class Periods:
 
     def _vote(self, step: int, value: Digest) -> None:
         slot = (Kind.VOTE, self.period, step)
-        if not self.desk.may_sign or self.desk.signed(slot) is not None:
+        if not self.context.may_sign or self.context.signed(slot) is not None:
             return
         blobs = self._back(step, value)
         self._remember()
-        proof = self.draws.own(
-            self.desk.signer, Role.COMMITTEE, self.desk.worker, self.period, step
+        proof = self.draws.own_proof(
+            self.context.signer, Role.COMMITTEE, self.context.worker, self.period, step
         )
         if proof is None:
-            # Ready, though not drawn: what it is ready for must outlive a crash as well.
-            if self.desk.params.mode is Mode.SELF:
-                self.desk.persist(blobs)
+            # It would vote so, but is not drawn. It must not contradict that after a crash either.
+            if self.context.params.mode is Mode.SELF:
+                self.context.persist(blobs)
             return
-        part = vote_part(self.desk.chain, self.round, self.period, step, self.desk.worker, value)
-        self.desk.sign(slot, part, proof, blobs)
+        part = vote_part(
+            self.context.chain, self.round, self.period, step, self.context.worker, value
+        )
+        self.context.sign(slot, part, proof, blobs)
 
     def _back(self, step: int, value: Digest) -> Blobs:
-        """The block and model that a CERT or LATE vote vouches for."""
+        """The block and model that a CERT or LATE vote vouches for; they must outlive a crash."""
         if step == Step.SOFT or value == BOTTOM or self.committable() != value:
             return ()
         header = self.validation.header(value)
         assert header is not None  # noqa: S101  # It is committable.
-        self.desk.safety.held[value] = header.encode()
+        self.context.safety.held[value] = header.encode()
         return (BlobKind.BLOCK, value), (BlobKind.MODEL, header.model)
 
     def _remember(self) -> None:
-        """Why this period was entered and its soft quorum become part of the durable state."""
+        """Put the quorums by which the period was entered, and its soft one, into the state."""
         reasons = [*self._reasons(), *self.tracker.quorums(self.period, (Step.SOFT,))]
-        self.desk.safety.bundles = tuple(map(self.bundle, reasons))
+        self.context.safety.bundles = tuple(map(self.bundle, reasons))
 
     # -- quorums --------------------------------------------------------------------------------
 
     def on_quorum(self, reached: Reached) -> None:
-        """A quorum of any kind but CERT has come about."""
+        """A quorum was reached in a step other than CERT."""
         ends = reached.step > Step.CERT
         if not ends:
             if reached.period > self.period:
                 self.enter(reached.period, with_lead=False)
             if reached.period == self.period:
-                # Who has no vote here needs the body as well, for its header: this is the block
-                # that is about to be decided.
+                # Fetched even without a vote in this period: it is the block that is about to be
+                # decided, and its header is needed for that.
                 self.want_block(reached.value)
                 self.on_available()
         elif reached.period >= self.period:
@@ -414,23 +422,23 @@ class Periods:
                 self.want_block(reached.value)
 
     def on_available(self) -> None:
-        """A block has become valid here, or has got its soft quorum."""
+        """A block became valid here, or got its soft quorum: vote for it if that is due."""
         self.try_cert()
-        if self.phase == 2 and self.committable() is not None:  # noqa: PLR2004
+        if self.phase is Phase.RECOVERY and self.committable() is not None:
             self.recover()
 
-    def evidence_of_progress(self) -> list[Bundle]:
+    def progress_bundles(self) -> list[Bundle]:
         """The bundles that bring others to where this worker is, or beyond.
 
-        A certificate among them is of a block that is not here yet: another may have it.
+        A certificate among them is for a block that is not here yet; others may have it.
         """
         soft = self.tracker.quorums(self.period, (Step.SOFT,))
         known = [*self._reasons(), *soft, *self.tracker.certified()]
         return [self.bundle(reached) for reached in known]
 
     def bundle(self, reached: Reached) -> Bundle:
-        """The votes behind a quorum."""
-        return self.tracker.bundle(self.desk.chain, self.round, reached)
+        """The bundle of the votes behind a quorum."""
+        return self.tracker.bundle(self.context.chain, self.round, reached)
 
     def _broadcast(self, reached: Reached) -> None:
-        self.desk.emit(Broadcast(self.bundle(reached).encode(), Urgency.VOTE))
+        self.context.emit(Broadcast(self.bundle(reached).encode(), Urgency.VOTE))

@@ -1,35 +1,31 @@
 """The agreement state machine of one worker: `handle(event, now)` -> actions.
 
 A round has two halves. In the learning half proposers announce gradients and voters send ballots
-(`proceedings`). In the other half leaders announce blocks and the consensus committee votes, period
-after period, until a certificate exists (`periods`):
+(`learning_half`). In the other half leaders announce blocks and the consensus committee votes,
+period after period, until a certificate exists (`periods`):
 
-    phase 0   before the filter      SOFT  for the best acceptable lead
-    phase 1   before the deadline    CERT  for the value with a soft quorum, once it is valid here
-    phase 2   recovery               LATE  the soft quorum's value; it is valid here
-                                     REDO  the value by which this period was entered
-                                     DOWN  neither: next period with a fresh block
+    FILTER     SOFT   the best acceptable lead, when the phase ends
+    DEADLINE   CERT   (in FILTER too) the value with a soft quorum, once its block is valid here
+    RECOVERY   LATE   the value with a soft quorum, if its block is valid here
+               REDO   otherwise the value that was carried over from the period before
+               DOWN   if there is neither: the next period begins with a fresh block
 
 A quorum of LATE, REDO or DOWN ends the period; a quorum of CERT ends the round. Rounds never fork
 because a worker that voted CERT recovers with LATE or not at all, and never votes CERT after a
 recovery vote of the same period.
 
-This module takes messages in, from peers and from the worker itself, and goes from round to round;
-`following` is about rounds that others have decided. Bad input is a counted `Reject`; nothing
-raises, whatever the bytes.
+This module takes in messages, from peers and from the worker itself, and goes from round to round;
+`chain_sync` follows rounds that others have decided. Bad input leads to a `Reject`, which is
+counted; nothing raises, whatever the bytes.
 """
 
 from collections.abc import Callable, Sequence
 from typing import assert_never
 
 from holdout.agreement import wire
-from holdout.agreement.answers import ChainAnswers
-from holdout.agreement.attendance import Attendance
-from holdout.agreement.catchup import SigningMemory
-from holdout.agreement.chain_sync import Following
-from holdout.agreement.context import Desk
-from holdout.agreement.draws import Signed
-from holdout.agreement.early import Early
+from holdout.agreement.chain_sync import ChainAnswers, ChainSync, EarlyMessages
+from holdout.agreement.context import Attendance, PlayerContext
+from holdout.agreement.draws import SignedMessage
 from holdout.agreement.events import (
     Action,
     Alarm,
@@ -58,9 +54,8 @@ from holdout.agreement.events import (
     Urgency,
     Want,
 )
-from holdout.agreement.headers import BlockKind, Header, read_header
+from holdout.agreement.headers import BlockKind, Header, Ledger, read_header
 from holdout.agreement.keys import Signer, Verifier
-from holdout.agreement.ledger import Ledger
 from holdout.agreement.messages import (
     BallotMessage,
     Behind,
@@ -79,7 +74,7 @@ from holdout.agreement.messages import (
 )
 from holdout.agreement.params import Genesis, Limits, Mode, Timing
 from holdout.agreement.round import Round
-from holdout.agreement.safety import NEVER, Safety, read_safety
+from holdout.agreement.safety import NEVER, Phase, Safety, SigningMemory, read_safety
 from holdout.agreement.sortition import Role
 from holdout.agreement.validation import Tools, Validity
 from holdout.agreement.wire import Unverified
@@ -87,7 +82,7 @@ from holdout.errors import InvalidMessage
 from holdout.ids import Digest
 
 MODELS_MAX = 64
-"""Models that a player remembers to be in hand, in one round."""
+"""How many models of a round a player remembers to be in hand."""
 
 
 class Player:
@@ -107,7 +102,7 @@ class Player:
         decode: Callable[[bytes], Unverified[Message]] = wire.decode,
         tools: Tools | None = None,
     ) -> None:
-        """A worker as its store left it.
+        """Start from what the worker's store holds.
 
         Args:
             genesis: The network.
@@ -115,11 +110,11 @@ class Player:
             signer: Its keys.
             verifier: Checks what others sign.
             timing: How long it waits.
-            safety: What it wrote last (`safety.initial` at registration); None: memory lost.
+            safety: The state it wrote last (`safety.initial` at registration); None if it is lost.
             finished: The decided rounds in its store, all or enough of the last ones.
-            limits: What peers may make it hold.
-            decode: `wire.decode`, or a version that remembers.
-            tools: Functions on blocks, or versions that remember.
+            limits: How much peers may make it hold.
+            decode: `wire.decode`, or a version that remembers its answers.
+            tools: Functions on blocks, or versions that remember their answers.
         """
         self._ledger = Ledger(genesis)
         for item in finished:
@@ -127,7 +122,7 @@ class Player:
         limits = limits or Limits()
         stored = None if safety is None else read_safety(safety, genesis.chain)
         state = self._continue(stored)
-        self._desk = Desk(
+        self._context = PlayerContext(
             genesis,
             worker,
             signer,
@@ -142,22 +137,21 @@ class Player:
         )
         self._decode = decode
         self._tools = tools or Tools()
-        self._answers = ChainAnswers(self._desk)
-        self._following = Following(self._desk, self._ledger, self._decide)
+        self._answers = ChainAnswers(self._context)
+        self._chain_sync = ChainSync(self._context, self._ledger, self._decide)
         self._models: dict[Digest, None] = {}
-        self._early = Early(limits.early)
+        self._early_messages = EarlyMessages(limits.early_messages)
         self._in_round = False
         self._round = self._new_round()
 
     def _continue(self, stored: Safety | None) -> Safety:
-        """Where this worker goes on, as far as its store can tell."""
+        """The state to go on from, as far as the store can tell."""
         if stored is None:
             return Safety(round=self._ledger.round, votes_from=NEVER)
         if stored.round == self._ledger.round:
             return stored
-        # Rounds are missing in the store: it may have voted up to this one.
-        votes_from = max(stored.votes_from, stored.round + 1)
-        return Safety(round=self._ledger.round, votes_from=votes_from)
+        # Rounds are missing in the store, so this worker may have voted up to `stored.round`.
+        return Safety(self._ledger.round, votes_from=max(stored.votes_from, stored.round + 1))
 
     # -- for whoever watches --------------------------------------------------------------------
 
@@ -169,12 +163,12 @@ class Player:
     @property
     def period(self) -> int:
         """The current period."""
-        return self._desk.safety.period
+        return self._context.safety.period
 
     @property
-    def phase(self) -> int:
-        """0 before the filter, 1 before the deadline, 2 recovery."""
-        return self._desk.safety.phase
+    def phase(self) -> Phase:
+        """How far this worker is in the period."""
+        return self._context.safety.phase
 
     @property
     def model(self) -> Digest:
@@ -183,35 +177,35 @@ class Player:
 
     @property
     def observer(self) -> bool:
-        """Whether this worker only watches, because it may have forgotten votes."""
-        return self._desk.safety.round < self._desk.memory.votes_from
+        """Whether this worker only watches, because it may have forgotten some of its votes."""
+        return self._context.safety.round < self._context.memory.votes_from
 
     @property
     def halted(self) -> bool:
         """Whether this worker has stopped voting for good."""
-        return self._desk.halted
+        return self._context.halted
 
     def held(self) -> int:
-        """How many things are in memory because of peers: bounded, whatever they send."""
-        following = self._following.size() + len(self._models)
-        return self._round.size() + self._early.size() + following
+        """How much is held because of peers; bounded, whatever they send."""
+        parts = (self._round, self._early_messages, self._chain_sync)
+        return sum(part.size() for part in parts) + len(self._models)
 
     def holds(self, role: Role) -> bool:
         """Whether this worker was drawn for a role of this round (`P` or `V`)."""
-        return self._round.proceedings.proof(role) is not None
+        return self._round.learning.proof(role) is not None
 
     def wait(self, timing: Timing) -> None:
-        """Wait so long from the next timer on: for a driver that measures its network."""
-        self._desk.timing = timing
+        """Use this timing from the next timer on, for a driver that measures its network."""
+        self._context.timing = timing
 
     # -- the machine ----------------------------------------------------------------------------
 
     def handle(self, event: Event, now: int) -> list[Action]:
-        """What must be done about this event, in order."""
-        self._desk.now = now
+        """Take an event; return the actions that the driver must carry out, in order."""
+        self._context.now = now
         self._on_event(event)
         self._count_own()
-        actions, self._desk.actions = self._desk.actions, []
+        actions, self._context.actions = self._context.actions, []
         return actions
 
     def _on_event(self, event: Event) -> None:
@@ -221,9 +215,9 @@ class Player:
             case TimerFired():
                 self._on_timer(event.timer)
             case Proposed():
-                self._round.proceedings.on_proposed(event)
+                self._round.learning.on_proposed(event)
             case Judged():
-                self._round.proceedings.on_judged(event)
+                self._round.learning.on_judged(event)
             case ModelReady():
                 self._on_model(event.digest)
             case Start():
@@ -236,7 +230,7 @@ class Player:
                 assert_never(event)
 
     def _on_part(self, event: PayloadReady | BlockReady | Combined) -> None:
-        """Something that a block needs."""
+        """Take something that a block needs, or a block."""
         validation = self._round.validation
         match event:
             case PayloadReady():
@@ -251,108 +245,110 @@ class Player:
             self._round.on_progress()
 
     def _hold_model(self, model: Digest) -> None:
-        """A model is in hand; those that liars' blocks lead to are forgotten in time."""
+        """Note that a model is in hand; liars' blocks may lead to many, so old ones are dropped."""
         self._models[model] = None
-        if len(self._models) > MODELS_MAX:  # The driver tells again of what it is asked for again.
+        if len(self._models) > MODELS_MAX:  # If one is wanted later, the driver reports it again.
             self._models.pop(next(name for name in self._models if name != self._ledger.model))
 
     def _count_own(self) -> None:
-        """What this worker has signed is counted after the rule that signed it has finished."""
+        """Count what this worker has signed, after the rule that signed it has finished."""
         while True:
-            if self._in_round and self._desk.timing.early:
+            if self._in_round and self._context.timing.ends_waits_early:
                 self._round.hurry()
-            if not self._desk.own:
+            if not self._context.uncounted:
                 return
-            message = self._desk.own.popleft()
+            message = self._context.uncounted.popleft()
             if self._in_round and message.round == self.round:
-                self._round.take(self._desk.worker, b"", message)
+                self._round.take(self._context.worker, b"", message)
 
     # -- rounds ---------------------------------------------------------------------------------
 
     def _on_start(self, nonce: bytes) -> None:
-        self._desk.memory.nonce = nonce
-        self._following.ask_head()
+        self._context.memory.nonce = nonce
+        self._chain_sync.ask_head()
         self._follow()
 
     def _new_round(self) -> Round:
         tip = self._ledger.tip()
-        draws = self._following.draws_of(tip.round, tip.seed_in)
-        return Round(self._desk, tip, draws, self._tools, self._decide)
+        draws = self._chain_sync.draws_of(tip.round, tip.seed_in)
+        return Round(self._context, tip, draws, self._tools, self._decide)
 
     def _enter(self) -> None:
-        """Time zero of a round; or, after a crash, wherever this worker was in it."""
-        desk = self._desk
+        """Begin a round; after a crash, go on from where this worker was in it."""
+        context = self._context
         self._in_round = True
         self._round = self._new_round()
-        desk.emit(Entered(self.round, self.period))
-        desk.emit(Forget(self.round))
-        self._following.ask_head()
-        for header in map(read_header, desk.safety.held.values()):
+        context.emit(Entered(self.round, self.period))
+        context.emit(Forget(self.round))
+        self._chain_sync.ask_head()
+        for header in map(read_header, context.safety.held.values()):
             self._models[header.model] = None
         self._round.begin()
-        if desk.safety.mine or self.period:
-            behind = Behind(desk.chain, self.round, self.period)
-            desk.emit(Broadcast(behind.encode(), Urgency.ANSWER))
+        if context.safety.mine or self.period:
+            behind = Behind(context.chain, self.round, self.period)
+            context.emit(Broadcast(behind.encode(), Urgency.ANSWER))
             self._repeat_own()
-        for peer, data, message in self._early.take(self.round):
+        for peer, data, message in self._early_messages.take(self.round):
             if self._in_round and message.round == self.round:
                 self._round.take(peer, data, message)
 
     def _repeat_own(self) -> None:
-        """What was signed before a crash is sent again and counts again."""
-        desk = self._desk
-        for slot, data in desk.safety.mine.items():
+        """Send again, and count again, what was signed before a crash."""
+        context = self._context
+        for slot, data in context.safety.mine.items():
             if slot[0] in {Kind.LEAD, Kind.VOTE}:
-                desk.send_again(slot)
+                context.send_again(slot)
             message = self._decode(data).claim
             assert isinstance(message, Update | BallotMessage | Lead | Vote)  # noqa: S101
-            desk.own.append(message)
+            context.uncounted.append(message)
 
     def _on_timer(self, timer: Timer) -> None:
         if not self._in_round:
             if (timer.kind, timer.round) == (TimerKind.RETRY, self.round):
-                # Still without the newest model: somebody else may help.
-                self._following.tell_somebody()
-                self._following.ask_head()
+                # The newest model is still missing: another peer may help.
+                self._chain_sync.tell_somebody()
+                self._chain_sync.ask_head()
                 self._ask_again()
         elif (timer.round, timer.period) == (self.round, self.period):
             self._round.on_timer(timer)
             if timer.kind is TimerKind.RETRY:
-                self._following.ask_head()
-                self._following.ask_if_behind()
+                self._chain_sync.ask_head()
+                self._chain_sync.ask_if_behind()
 
     # -- the chain ------------------------------------------------------------------------------
 
     def _decide(self, header: Header, certificate: Bundle) -> None:
-        """A certificate for the current round: it is final."""
+        """The current round has a certificate: it is decided for good."""
         validation = self._round.validation
         if validation.verdict(header.digest) is Validity.INVALID:
             why = validation.reason(header.digest)
-            self._desk.emit(Alarm(f"round {header.round} is certified but invalid here: {why}"))
+            self._context.emit(Alarm(f"round {header.round} is certified but invalid here: {why}"))
         block = validation.block(header.digest)
         selected = None if block is None else tuple(proposer for proposer, _ in block.selection)
         self._ledger.append(header)
         finished = Finished(header.encode(), certificate)
-        self._following.unsaved.append((finished, header, selected))
+        self._chain_sync.unsaved.append((finished, header, selected))
         self._follow()
 
     def _follow(self) -> None:
-        """Nothing can be done before the newest model is here."""
+        """Go on to the next round if the newest model is here; otherwise ask for it."""
         self._in_round = False
         if self._ledger.model in self._models:
             self._commit()
             return
         hints: tuple[int, ...] = ()
-        if self._following.unsaved:
-            finished, _, _ = self._following.unsaved[-1]
+        if self._chain_sync.unsaved:
+            finished, _, _ = self._chain_sync.unsaved[-1]
             hints = tuple(mark.worker for mark in finished.certificate.marks)
-        self._desk.emit(Want(BlobKind.MODEL, self._ledger.model, hints))
+        self._context.emit(Want(BlobKind.MODEL, self._ledger.model, hints))
         self._ask_again()
 
     def _ask_again(self) -> None:
-        self._following.questions += 1
-        at = self._desk.now + self._desk.timing.retry_after(min(self._following.questions, 3))
-        self._desk.emit(SetTimer(Timer(TimerKind.RETRY, self.round, 0), at))
+        self._chain_sync.questions += 1
+        at = self._context.now + self._context.timing.retry_after(
+            min(self._chain_sync.questions, 3)
+        )
+        self._context.emit(SetTimer(Timer(TimerKind.RETRY, self.round, 0), at))
 
     def _on_model(self, model: Digest) -> None:
         self._models[model] = None
@@ -360,32 +356,32 @@ class Player:
             self._commit()
 
     def _commit(self) -> None:
-        """The newest decided model is here: make it durable, tell, and go on."""
-        desk, unsaved = self._desk, self._following.unsaved
+        """The newest decided model is here: make it durable, report it, and go on."""
+        context, unsaved = self._context, self._chain_sync.unsaved
         if unsaved:
-            self._following.unsaved = []
-            desk.memory.settle(self.round - 1)
-            # Blocks behind own votes are on disk already; of others only those that are in hand.
+            self._chain_sync.unsaved = []
+            context.memory.settle(self.round - 1)
+            # Blocks behind this worker's votes are on disk already; others are kept if in hand.
             blocks = tuple(
                 (BlobKind.BLOCK, header.digest)
                 for _, header, selected in unsaved
-                if selected is not None and header.digest not in desk.safety.held
+                if selected is not None and header.digest not in context.safety.held
             )
-            desk.safety = Safety(round=self.round)
+            context.safety = Safety(round=self.round)
             finished = tuple(item for item, _, _ in unsaved)
-            desk.persist(((BlobKind.MODEL, self._ledger.model), *blocks), finished)
+            context.persist(((BlobKind.MODEL, self._ledger.model), *blocks), finished)
             for _, header, selected in unsaved:
                 stepped = header.kind is BlockKind.STEP
-                desk.emit(Commit(header.round, header.digest, header.model, stepped, selected))
-            desk.emit(Relay(finished[-1].encode(), Urgency.VOTE, desk.worker))
+                context.emit(Commit(header.round, header.digest, header.model, stepped, selected))
+            context.emit(Relay(finished[-1].encode(), Urgency.VOTE, context.worker))
         self._models = {self._ledger.model: None}
-        self._following.questions = 0
+        self._chain_sync.questions = 0
         self._enter()
 
     # -- what comes from peers ------------------------------------------------------------------
 
     def _reject(self, peer: int, fault: MessageFault) -> None:
-        self._desk.emit(Reject(peer, fault))
+        self._context.emit(Reject(peer, fault))
 
     def _on_received(self, peer: int, data: bytes) -> None:
         try:
@@ -400,37 +396,37 @@ class Player:
             case Bundle() | Evidence():
                 self._on_gathered(peer, message)
             case Finished():
-                self._following.on_finished(peer, message, self._round)
+                self._chain_sync.on_finished(peer, message, self._round)
             case HeadAnswer():
-                self._following.on_head_answer(peer, message)
+                self._chain_sync.on_head_answer(peer, message)
             case GetBlocks() | GetUpdates() | Behind() | HeadQuery():
-                self._answers.give(peer, message, self._following.decided, self._round)
+                self._answers.give(peer, message, self._chain_sync.decided, self._round)
             case _:
                 assert_never(message)
 
-    def _on_signed(self, peer: int, data: bytes, claim: Signed) -> None:
+    def _on_signed(self, peer: int, data: bytes, claim: SignedMessage) -> None:
         ahead = claim.round - self.round
-        if claim.chain != self._desk.chain:
+        if claim.chain != self._context.chain:
             self._reject(peer, MessageFault.WRONG_CHAIN)
-        elif claim.worker >= self._desk.params.workers:
+        elif claim.worker >= self._context.params.workers:
             self._reject(peer, MessageFault.UNKNOWN_WORKER)
         elif ahead < 0:
-            self._following.on_old(peer, claim)
+            self._chain_sync.on_old(peer, claim)
         elif ahead == 0 and self._in_round:
             self._round.receive(peer, data, claim)
         elif ahead <= 1 and not getattr(claim, "period", 0):
             self._on_early(peer, data, claim)
         else:
-            self._following.on_ahead(peer, claim)
+            self._chain_sync.on_ahead(peer, claim)
 
     def _on_gathered(self, peer: int, message: Bundle | Evidence) -> None:
-        """A bundle, or evidence."""
+        """Take a bundle or evidence, which concern the current round only."""
         if isinstance(message, Evidence):
             if self._in_round:
                 self._round.receive_evidence(peer, message)
             else:
                 self._reject(peer, MessageFault.STALE)
-        elif message.chain != self._desk.chain:
+        elif message.chain != self._context.chain:
             self._reject(peer, MessageFault.WRONG_CHAIN)
         elif message.round != self.round or not self._in_round:
             early = message.round >= self.round
@@ -438,15 +434,15 @@ class Player:
         else:
             self._round.receive_bundle(peer, message)
 
-    def _on_early(self, peer: int, data: bytes, claim: Signed) -> None:
-        """Of the round that comes next: its lottery is known already, so it can be verified."""
+    def _on_early(self, peer: int, data: bytes, claim: SignedMessage) -> None:
+        """Keep a message of the coming round; its lottery is known, so it can be verified."""
         seed = self._ledger.seed(claim.round)
         if seed is None:
             self._reject(peer, MessageFault.TOO_EARLY)
             return
-        found = self._early.fault(data, claim)
+        found = self._early_messages.fault(data, claim)
         if found is None:
-            draws = self._following.draws_of(claim.round, seed)
-            found = self._early.add(peer, data, draws.verify(Unverified(claim)))
+            draws = self._chain_sync.draws_of(claim.round, seed)
+            found = self._early_messages.add(peer, data, draws.verify(Unverified(claim)))
         if found is not None:
             self._reject(peer, found)

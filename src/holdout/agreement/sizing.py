@@ -1,17 +1,17 @@
 """How large committees must be, from exact tails.
 
 Of n workers B are Byzantine and H = n - B honest. A consensus committee with h honest and b
-Byzantine members is good if two quorums of Q always share an honest member (safety, 2Q > h + 2b)
-and the honest ones alone form one (progress, h >= Q). A good draw of proposers has an honest
+Byzantine members is good if any two quorums of Q share an honest member (safety, 2Q > h + 2b) and
+the honest members alone form a quorum (progress, h >= Q). A good draw of proposers has an honest
 majority. A good draw of voters has at least `M_min` honest and at most `b_max` Byzantine ones, with
 `ceil((1-f) M_min) > b_max`: honest ballots carry an update over the floor `b_max + 1`.
 
-Public draws have a fixed size, so b is hypergeometric; secret self-selection makes h and b binomial
-and independent, and honest members may be few just when Byzantine ones are many: that is its price.
+Public draws have a fixed size, so b is hypergeometric. Secret self-selection makes h and b binomial
+and independent: honest members may be few just when Byzantine ones are many, and that is its price.
 
-Integer effects make the conditions hold, fail and hold again while the size grows. For public draws
-the smallest size is found; for self-selection the size is found by bisection, as the design's
-tables were, which is a few members more at most (`docs/decisions/0006-sizes-by-bisection.md`).
+As the size grows, rounding makes the conditions hold, fail and hold again. For public draws the
+smallest good size is found. For self-selection the size is found by bisection, as in the design's
+tables, which gives at most a few members more (`docs/decisions/0006-sizes-by-bisection.md`).
 """
 
 import bisect
@@ -30,11 +30,11 @@ from holdout.voting import approve_count
 from holdout.voting.odds import exact_size
 
 DENOMINATOR_MAX = 10**18
-"""Of the Byzantine share: it is part of the genesis, in 64 bits."""
+"""The largest denominator of a Byzantine share, which the genesis holds in 64 bits."""
 
 ROUNDS_MAX = 10**15
 LEADERS = 20
-"""tau_L: at f = 0.3 a period lacks an honest leader with probability below 1e-6."""
+"""tau_L: with it a period lacks an honest leader with probability below 1e-6 at f = 0.3."""
 
 SAMPLED_WORKERS_MIN = 50
 """Below this, everybody is in the consensus committee."""
@@ -43,20 +43,20 @@ ALL_WORKERS_MAX = 1000
 """Above this, sending every gradient to everybody costs more than a drawn committee does."""
 
 SEED_BIAS = 4
-"""A coalition that withholds blocks biases the seed; it makes bad draws this much likelier."""
+"""A coalition can bias the seed by withholding blocks; bad draws are at most this much likelier."""
 
 
 @dataclass(frozen=True, slots=True)
 class Risk:
-    """What may go wrong over a whole run, and with which probability; the default is strict."""
+    """What may go wrong over a whole run, and how likely; the default is strict."""
 
     rounds: int = 1000
     safety: float = 1e-6
-    """Some committee could certify two blocks."""
+    """The accepted probability that some committee could certify two blocks."""
     progress: float = 1e-3
-    """Some round misses its first quorum, or an honest majority."""
+    """The accepted probability that some round misses its first quorum or an honest majority."""
     seed_bias: int = SEED_BIAS
-    """Divides both; 1 for a lottery whose seed nobody can bias."""
+    """Both probabilities are divided by this; 1 if nobody can bias the seed."""
 
     def __post_init__(self) -> None:
         if not 1 <= self.rounds <= ROUNDS_MAX:
@@ -72,12 +72,12 @@ class Risk:
 
     @property
     def unsafe(self) -> float:
-        """eps_s: a committee that could certify two blocks."""
+        """eps_s: the accepted probability that one committee could certify two blocks."""
         return self.safety / self.rounds / self.seed_bias
 
     @property
     def stuck(self) -> float:
-        """eps_l: a committee without a quorum of honest members."""
+        """eps_l: the accepted probability that one committee lacks a quorum of honest members."""
         return self.progress / self.rounds / self.seed_bias
 
 
@@ -94,13 +94,13 @@ class CommitteeSize:
 
 @dataclass(frozen=True, slots=True)
 class Voters:
-    """How many workers vote (expected or fixed), and what every draw of them is good for."""
+    """How many workers vote (expected or fixed), and what a good draw of them holds."""
 
     size: int
     ballots_min: int
-    """M_min: so many of them are honest."""
+    """M_min: at least this many of them are honest."""
     byzantine_max: int
-    """b_max: no more of them are Byzantine."""
+    """b_max: at most this many of them are Byzantine."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +126,7 @@ def sizes(
     mode: Mode | None = None,
     role_draw: RoleDraw = RoleDraw.SELF,
 ) -> NetworkSizes:
-    """Everything that a run of n workers, a share f (or a count) of them Byzantine, should use."""
+    """The sizes for a run of n workers of which a share f, or a count, is Byzantine."""
     liars = check_population(n, f)
     share = as_share(f, n)
     chosen = usual_mode(n) if mode is None else mode
@@ -145,7 +145,7 @@ def sizes(
 
 
 def check_population(n: int, f: Fraction | int) -> int:
-    """B, the number of Byzantine workers; refused where agreement is impossible."""
+    """B, the number of Byzantine workers; raises where agreement is impossible."""
     liars = byzantine_count(f, n)
     if not 1 <= n <= WORKERS_MAX:
         raise InfeasibleError(f"a network has 1 to {WORKERS_MAX} workers; got n={n}")
@@ -156,7 +156,7 @@ def check_population(n: int, f: Fraction | int) -> int:
     if as_share(f, n).denominator > DENOMINATOR_MAX:
         raise InfeasibleError(f"a share of a network's workers has at most 18 digits; got {f}")
     if as_share(f, n) >= Fraction(1, 2):
-        # With so few workers no liar is among them, but (1-f) of the ballots is no majority.
+        # So few workers that B is 0; but (1-f) of the ballots would not be a majority.
         raise InfeasibleError(
             "an honest majority needs a Byzantine share f below 1/2; got f = "
             f"{write_share(as_share(f, n))}"
@@ -165,12 +165,12 @@ def check_population(n: int, f: Fraction | int) -> int:
 
 
 def as_share(f: Fraction | int, n: int) -> Fraction:
-    """The share f, of a share or a count."""
+    """The Byzantine share f, given as a share or a count."""
     return Fraction(f, n) if isinstance(f, int) else f
 
 
 def usual_mode(n: int) -> Mode:
-    """The mode for this many workers unless secrecy of the committee matters."""
+    """The mode for this many workers, unless the committee must be secret."""
     return Mode.ALL if n <= ALL_WORKERS_MAX else Mode.SHUFFLE
 
 
@@ -178,7 +178,7 @@ def usual_mode(n: int) -> Mode:
 
 
 def committee(n: int, byzantine: int, risk: Risk, mode: Mode) -> CommitteeSize:
-    """The committee of this mode; everybody where no smaller one is good."""
+    """The committee of this mode; everybody if no smaller one is good."""
     match mode:
         case Mode.ALL:
             return CommitteeSize(n, quorum_of_all(n))
@@ -189,7 +189,7 @@ def committee(n: int, byzantine: int, risk: Risk, mode: Mode) -> CommitteeSize:
 
 
 def shuffled_committee(n: int, byzantine: int, risk: Risk) -> CommitteeSize:
-    """The smallest public draw of fixed size."""
+    """The smallest good committee drawn publicly, with a fixed size."""
 
     def safe_quorum(size: int) -> int:
         return (size + hypergeometric(n, byzantine, size).upper_quantile(risk.unsafe)) // 2 + 1
@@ -204,13 +204,13 @@ def shuffled_committee(n: int, byzantine: int, risk: Risk) -> CommitteeSize:
 
 
 def self_selected_committee(
-    n: int, byzantine: int, risk: Risk, *, each_step: bool = True, attempts: int = ATTEMPTS_MAX
+    n: int, byzantine: int, risk: Risk, *, each_step: bool = True
 ) -> CommitteeSize:
-    """Secret self-selection, drawn anew for each step (or, for comparison, once a period)."""
+    """A secretly self-selected committee, drawn for each step (or, to compare, once a period)."""
 
     def is_safe(tau: int, quorum: int) -> bool:
         return self_selection_is_safe(
-            n, byzantine, CommitteeSize(tau, quorum), risk, each_step=each_step, attempts=attempts
+            n, byzantine, CommitteeSize(tau, quorum), risk, each_step=each_step
         )
 
     def honest_members(tau: int) -> int:
@@ -219,7 +219,7 @@ def self_selected_committee(
     size = _bisected(n, lambda tau: is_safe(tau, honest_members(tau)))
     if size >= n:
         return committee(n, byzantine, risk, Mode.ALL)
-    # The fewer votes are needed the better; safety falls with the quorum.
+    # The fewer votes are needed the better, as far as it is safe: a larger quorum is safer.
     quorums = range(1, honest_members(size) + 1)
     place = bisect.bisect_left(quorums, x=True, key=functools.partial(is_safe, size))
     return CommitteeSize(size, quorums[place])
@@ -232,17 +232,16 @@ def self_selection_is_safe(
     risk: Risk,
     *,
     each_step: bool = True,
-    attempts: int = ATTEMPTS_MAX,
 ) -> bool:
-    """Whether a self-selected committee certifies two blocks with an accepted probability only."""
+    """Whether a self-selected committee certifies two blocks as rarely as the risk demands."""
     left = risk.unsafe - two_quorums(n, byzantine, chosen.size, chosen.quorum)
     if left < 0 or not each_step:
         return left >= 0
-    return _steps_agree(n, byzantine, chosen, attempts=attempts, left=left)
+    return _steps_agree(n, byzantine, chosen, left)
 
 
 def two_quorums(n: int, byzantine: int, tau: int, quorum: int) -> float:
-    """P[h + 2b >= 2Q] of one self-selected committee: it could vote for two values at once."""
+    """P[h + 2b >= 2Q], that one self-selected committee could form quorums for two values."""
     honest, liars = binomial(n - byzantine, tau, n), binomial(byzantine, tau, n)
     return math.fsum(
         chance * honest.at_least(2 * (quorum - b))
@@ -250,34 +249,37 @@ def two_quorums(n: int, byzantine: int, tau: int, quorum: int) -> float:
     )
 
 
-def _steps_agree(
-    n: int, byzantine: int, chosen: CommitteeSize, *, attempts: int, left: float
-) -> bool:
-    """Whether committees of different steps contradict each other with at most this probability.
+def _steps_agree(n: int, byzantine: int, chosen: CommitteeSize, left: float) -> bool:
+    """Whether committees of different steps contradict each other with at most probability `left`.
 
-    If x honest workers are ready to certify a value, these x refuse to vote it down. So for every
-    split point, either the certificate comes from at most so many ready ones and all liars, or one
-    of the recovery slots (two an attempt can contradict) from the others and all liars.
+    If x honest workers are ready to certify a value, those x refuse to vote it down. So take any
+    split point s. If x <= s, the certificate comes from at most s ready workers and all liars. If
+    x > s, a recovery quorum against the value (two in each attempt are possible) comes from the
+    other honest workers and all liars. The sum of both probabilities is a bound.
     """
-    honest = n - byzantine
 
-    def certified(split: int) -> float:
-        return binomial(split + byzantine, chosen.size, n).at_least(chosen.quorum)
+    def within(low: int, high: int) -> bool:
+        # The first grows with the split, the second falls.
+        return certified(n, byzantine, chosen, low) + voted_down(n, chosen, high) <= left
 
-    def voted_down(split: int) -> float:
-        law = binomial(honest - split + byzantine, chosen.size, n)
-        return 2 * attempts * law.at_least(chosen.quorum)
+    return _smallest(0, n - byzantine, within) is not None
 
-    # The one grows with the split and the other falls.
-    found = _smallest(0, honest, lambda low, high: certified(low) + voted_down(high) <= left)
-    return found is not None
+
+def certified(n: int, byzantine: int, chosen: CommitteeSize, split: int) -> float:
+    """The probability that `split` ready honest workers and all liars draw a quorum."""
+    return binomial(split + byzantine, chosen.size, n).at_least(chosen.quorum)
+
+
+def voted_down(n: int, chosen: CommitteeSize, split: int) -> float:
+    """A bound on the probability that all others draw a quorum in some recovery step."""
+    return 2 * ATTEMPTS_MAX * binomial(n - split, chosen.size, n).at_least(chosen.quorum)
 
 
 # --- The learning roles ---
 
 
 def majority_size(n: int, byzantine: int, risk: Risk, draw: RoleDraw) -> int:
-    """The draw whose members are mostly honest, in every round and for both learning roles."""
+    """The size of a draw with an honest majority, for either learning role in every round."""
     chance = risk.stuck / 2
     if draw is RoleDraw.FIXED:
         size = exact_size(workers=n, byzantine=byzantine, draws=1, delta=chance)
@@ -286,7 +288,7 @@ def majority_size(n: int, byzantine: int, risk: Risk, draw: RoleDraw) -> int:
 
 
 def no_majority(n: int, byzantine: int, tau: int) -> float:
-    """P[h <= b] of a self-selected draw."""
+    """P[h <= b], that a self-selected draw has no honest majority."""
     honest, liars = binomial(n - byzantine, tau, n), binomial(byzantine, tau, n)
     return math.fsum(
         chance * honest.at_most(b) for b, chance in enumerate(liars.mass, start=liars.first)
@@ -314,7 +316,7 @@ def voters(n: int, byzantine: int, f: Fraction, risk: Risk, draw: RoleDraw) -> V
 
 
 def majority_voters(n: int, byzantine: int, f: Fraction, risk: Risk, draw: RoleDraw) -> Voters:
-    """The same, and mostly honest; only where liars are few or none does this ask for more."""
+    """The draw of `voters`, and with an honest majority, which needs more only if liars are few."""
     found = voters(n, byzantine, f, risk, draw)
     at_least = majority_size(n, byzantine, risk, draw)
     while found.size < at_least or not ballots_suffice(f, found.ballots_min, found.byzantine_max):
@@ -337,11 +339,11 @@ def judge_voters(n: int, byzantine: int, size: int, risk: Risk, draw: RoleDraw) 
 
 
 def voters_for(n: int, byzantine: int, f: Fraction, voters: int, risk: Risk) -> Voters:
-    """M_min and b_max for so many voters.
+    """M_min and b_max for this many voters.
 
-    Where they are enough, as in the tables. Where they are too few for that, the pair whose honest
-    ballots still carry an update over the floor, and which the draw breaks least often: with the
-    tables' floor, a small committee would never select anything.
+    If the voters are enough, these are as in the tables. With too few voters, the tables' floor
+    would never let anything be selected; then they are the pair that the draw violates least often
+    among those with which honest ballots still carry an update over the floor.
     """
     planned = judge_voters(n, byzantine, voters, risk, RoleDraw.SELF)
     if ballots_suffice(f, planned.ballots_min, planned.byzantine_max):
@@ -367,7 +369,7 @@ def ballots_suffice(f: Fraction, ballots_min: int, byzantine_max: int) -> bool:
 
 
 def no_honest_leader(n: int, byzantine: int, tau: int) -> float:
-    """The chance that a period has no honest leader, which costs one period."""
+    """The probability that a period has no honest leader, which costs one period."""
     return binomial(n - byzantine, tau, n).at_most(0)
 
 
@@ -378,8 +380,8 @@ def _smallest(low: int, high: int, may_do: Callable[[int, int], bool]) -> int | 
     """The smallest good size from `low` to `high`, or None.
 
     What is needed and what is there both grow with the size. So if what is there at the upper end
-    does not reach what is needed at the lower end, no size between is good: `may_do(low, high)`
-    asks for just that, and for one size alone whether it is good.
+    is less than what is needed at the lower end, no size in between is good. `may_do(low, high)`
+    says whether it is not less; `may_do(size, size)` therefore says whether one size is good.
     """
     if low > high or not may_do(low, high):
         return None
@@ -391,5 +393,5 @@ def _smallest(low: int, high: int, may_do: Callable[[int, int], bool]) -> int | 
 
 
 def _bisected(n: int, is_good: Callable[[int], bool]) -> int:
-    """A good size below n whose predecessor is not, found by bisection; n where there is none."""
+    """A good size below n whose predecessor is not good, found by bisection; n if there is none."""
     return 1 + bisect.bisect_left(range(1, n), x=True, key=is_good)

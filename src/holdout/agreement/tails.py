@@ -1,9 +1,13 @@
-"""Tails of the binomial and the hypergeometric law, without a library of statistics.
+"""The binomial and the hypergeometric law, without a statistics library.
 
-A law is laid out from its mode outwards by the ratio of neighbouring probabilities, all positive,
-and divided by their sum. Nothing is subtracted and no logarithm is taken, so a tail of 1e-12 has
-as many good digits (about 13) as one of 1/2. Terms far below any probability that a plan asks for
-are left out.
+A law is laid out from its mode outwards by the ratio of neighbouring probabilities, all of them
+positive, and divided by their sum. Nothing is subtracted and no logarithm is taken, so a tail of
+1e-12 has as many good digits (about 13) as one of 1/2. Terms far below any probability that a plan
+asks for are left out.
+
+For one hypergeometric tail, `voting.odds.hypergeometric_tail` is more exact, and fast for any
+number of workers. A law is for sums over all counts and for quantiles: a search for a committee's
+size takes thousands of them, and with a law each is a walk instead of a bisection over tails.
 """
 
 import functools
@@ -13,16 +17,17 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 NEGLIGIBLE = 1e-40
-"""Of the mode's probability; a plan must not ask for events rarer than `RAREST`."""
+"""Terms below this share of the mode's probability are left out."""
 
 RAREST = 1e-25
+"""A plan must not ask for events rarer than this."""
 
-REMEMBERED = 32  # A law for a million workers takes a megabyte.
+LAWS_KEPT = 32  # A law for a million workers takes a megabyte.
 
 
 @dataclass(frozen=True, slots=True)
 class Law:
-    """A count's law on a window of whole numbers; outside, its probability is negligible.
+    """The probabilities of a count in a window of whole numbers; outside they are negligible.
 
     Attributes:
         first: The window's first number.
@@ -51,23 +56,23 @@ class Law:
         return self.above[place] if place < len(self.above) else 0.0
 
     def lower_quantile(self, chance: float) -> int:
-        """The largest m with P[X < m] <= chance: so many there are, but for that chance."""
+        """The largest m with P[X < m] <= chance: there are at least m, but for that chance."""
         for place, probability in enumerate(self.below):
             if probability > chance:
                 return self.first + place
         return self.first + len(self.below) - 1
 
     def upper_quantile(self, chance: float) -> int:
-        """The smallest m with P[X > m] <= chance: no more there are, but for that chance."""
+        """The smallest m with P[X > m] <= chance: there are at most m, but for that chance."""
         for place in range(len(self.above) - 1, -1, -1):
             if self.above[place] > chance:
                 return self.first + place
         return self.first
 
 
-@functools.lru_cache(maxsize=REMEMBERED)
+@functools.lru_cache(maxsize=LAWS_KEPT)
 def binomial(trials: int, tau: int, population: int) -> Law:
-    """How many of `trials` workers are drawn when each is with probability tau / population."""
+    """How many of `trials` workers are drawn if each is with probability tau / population."""
     if tau >= population or trials == 0:
         return _certain(trials)
     if tau <= 0:
@@ -77,7 +82,7 @@ def binomial(trials: int, tau: int, population: int) -> Law:
     return _spread(mode, 0, trials, lambda x: (trials - x) / (x + 1) * odds)
 
 
-@functools.lru_cache(maxsize=REMEMBERED)
+@functools.lru_cache(maxsize=LAWS_KEPT)
 def hypergeometric(population: int, marked: int, drawn: int) -> Law:
     """How many marked workers are among `drawn` of the population, without replacement."""
     lowest, highest = max(0, drawn - (population - marked)), min(drawn, marked)

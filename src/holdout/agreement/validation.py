@@ -1,17 +1,17 @@
 """Which blocks are valid here: what a worker re-checks before it supports one.
 
-A check waits for what it needs (payloads, then the recomputed model) and goes on when it comes.
+A check waits for what it needs (payloads, then the recomputed model) and goes on when that comes.
 Its outcome is final: `valid` and `invalid` never change, `open` means that something is missing.
 
-A worker that has no vote in a period (mode `shuffle`) checks nothing there: `active` is off, and of
-a block it keeps the body alone. Blocks are forgotten two periods after they came, unless a quorum
-or an own vote rests on them: a liar that leads period after period fills nobody's memory.
+A worker without a vote in a period (mode `shuffle`) checks nothing there: `active` is off, and it
+only keeps the bodies of blocks. Blocks are forgotten two periods after they came, unless a quorum
+or one of the worker's votes rests on them, so that a liar that leads period after period cannot
+fill anybody's memory.
 """
 
 from collections.abc import Callable, Container
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Protocol
 
 from holdout.agreement.blocks import Block, Draft, inspect, read_block
 from holdout.agreement.draws import Draws
@@ -31,22 +31,12 @@ class Validity(Enum):
     INVALID = "invalid"
 
 
-class Inspect(Protocol):
-    """`blocks.inspect`, or a version of it that remembers."""
-
-    def __call__(
-        self, block: Block, tip: Tip, genesis: Genesis, draws: Draws, verifier: Verifier
-    ) -> Draft | str:
-        """The draft of a block whose body is in order, or what is wrong with it."""
-        ...
-
-
 @dataclass(frozen=True, slots=True)
 class Tools:
-    """Pure functions on blocks; a simulator may put in versions that remember their answers."""
+    """Pure functions on blocks; a simulator may pass versions that remember their answers."""
 
     read_block: Callable[[bytes], Block] = read_block
-    inspect: Inspect = inspect
+    inspect: Callable[[Block, Tip, Genesis, Draws, Verifier], Draft | str] = inspect
 
 
 @dataclass(slots=True)
@@ -54,7 +44,7 @@ class _Check:
     header: Header
     verdict: Validity
     period: int
-    """In which the block came."""
+    """The period in which the block came."""
     block: Block | None = None
     draft: Draft | None = None
     job: Combine | None = None
@@ -63,14 +53,14 @@ class _Check:
 
 @dataclass(slots=True)
 class Validation:
-    """The blocks of one round."""
+    """The blocks of one round and what is known about each."""
 
     genesis: Genesis
     tip: Tip
     draws: Draws
     verifier: Verifier
     payloads: dict[Digest, bool]
-    """Shared with the learning phase: payloads in hand, and whether they are valid."""
+    """Shared with the learning half: the payloads in hand, and whether each is valid."""
     emit: Callable[[Action], None]
     tools: Tools = field(default_factory=Tools)
     active: bool = True
@@ -89,22 +79,22 @@ class Validation:
         return Validity.OPEN if check is None else check.verdict
 
     def header(self, value: Digest) -> Header | None:
-        """Its header, if it is in hand."""
+        """The header of this digest, if it is in hand."""
         check = self._checks.get(value)
         return None if check is None else check.header
 
     def block(self, value: Digest) -> Block | None:
-        """The block itself, if it is in hand."""
+        """The block of this digest, if it is in hand."""
         check = self._checks.get(value)
         return None if check is None else check.block
 
     def reason(self, value: Digest) -> str:
-        """Why a block is invalid."""
+        """Why the block of this digest is invalid; empty if it is not known to be."""
         check = self._checks.get(value)
         return "" if check is None else check.reason
 
     def size(self) -> int:
-        """How many blocks, payloads, results and questions are held."""
+        """How many blocks, payloads, results and open requests are held."""
         jobs = len(self._results) + len(self._asked)
         return len(self._checks) + len(self.payloads) + len(self._wanted) + jobs
 
@@ -118,12 +108,12 @@ class Validation:
         needed: Container[Digest] = (),
         announced: Container[Digest] = (),
     ) -> None:
-        """A period begins: whatever is only of periods long over goes.
+        """A period begins: drop what belongs only to periods long over.
 
         Args:
-            period: Which one.
+            period: The period that begins.
             active: Whether this worker may have to vote in it.
-            needed: Blocks that stay, however old: quorums and own votes rest on them.
+            needed: Blocks that stay, however old: quorums and this worker's votes rest on them.
             announced: Payloads that stay: updates in hand name them.
         """
         self._period, self.active = period, active
@@ -147,16 +137,16 @@ class Validation:
     # -- what comes in --------------------------------------------------------------------------
 
     def hold(self, header: Header) -> None:
-        """A block that was found valid before a crash; its model is on disk."""
+        """Take up again a block that was found valid before a crash; its model is on disk."""
         self._checks[header.digest] = _Check(header, Validity.VALID, self._period)
 
     def add_own(self, block: Block) -> None:
-        """A block made here, of parts that were all checked."""
+        """Take a block that was made here, of parts that were all checked."""
         check = _Check(block.header, Validity.VALID, self._period, block)
         self._checks[block.header.digest] = check
 
     def add(self, value: Digest, data: bytes) -> None:
-        """A block has come; its verdict may be known at once or later."""
+        """Take a block that has come; its validity may be known at once or later."""
         if value in self._checks and self._checks[value].block is not None:
             return
         try:
@@ -186,20 +176,20 @@ class Validation:
         self._go_on(check)
 
     def want(self, payloads: tuple[Digest, ...], *hints: int) -> None:
-        """Have payloads fetched that are not in hand, each once."""
+        """Have the payloads fetched that are not in hand, each once."""
         for payload in payloads:
             if payload not in self.payloads and payload not in self._wanted:
                 self._wanted[payload] = None
                 self.emit(Want(BlobKind.PAYLOAD, payload, hints))
 
     def payload_ready(self) -> None:
-        """Payloads have come: go on with what waited for them."""
+        """Payloads have come: go on with the checks that waited for them."""
         for check in list(self._checks.values()):
             if check.verdict is Validity.OPEN and check.job is None:
                 self._go_on(check)
 
     def combined(self, result: Combined) -> None:
-        """A model was recomputed: go on with what waited for it."""
+        """A model was recomputed: go on with the checks that waited for it."""
         self._results[result.job] = result
         for check in list(self._checks.values()):
             if check.verdict is Validity.OPEN and check.job == result.job:
@@ -208,7 +198,10 @@ class Validation:
     # -- a draft: of this worker's own block, or of one that is checked ---------------------------
 
     def finish(self, draft: Draft) -> Block | None:
-        """The block that a draft leads to; None while something is missing (it is asked for)."""
+        """The block that a draft leads to; None while something is missing.
+
+        Missing payloads must have been asked for (`want`); the computation is asked for here.
+        """
         if any(payload not in self.payloads for payload in draft.needs):
             return None
         job = draft.job(self.payloads)
@@ -234,4 +227,5 @@ class Validation:
         if same and rebuilt.selection == block.selection:
             check.verdict = Validity.VALID
         else:
-            check.verdict, check.reason = Validity.INVALID, "the result is not what its body gives"
+            check.verdict = Validity.INVALID
+            check.reason = "the outcome in the header does not follow from the body"

@@ -1,34 +1,26 @@
-"""Counting the agreement votes of one round.
+"""The agreement votes and the leads of one round: counting the former, ranking the latter.
 
-Honest workers vote once per slot, so two quorums of one step share an honest worker and cannot be
-for different values. A worker that signed two values counts for each of them: the quorum's
-arithmetic grants liars that already. What counts here was verified; the tracker knows no keys.
+Honest workers vote once for each slot, so two quorums of one step share an honest worker and cannot
+be for different values. A worker that signed two values counts for each of them: the size of a
+quorum allows for liars that do. Everything here was verified before; neither class knows keys.
 """
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from enum import Enum
 
-from holdout.agreement.messages import Bundle, Evidence, Step, Vote, VoteSignature, kind_of
+from holdout.agreement.events import MessageFault
+from holdout.agreement.messages import Bundle, Evidence, Lead, Step, Vote, VoteSignature, base_step
 from holdout.ids import Digest
 
 VERSIONS_MAX = 2  # Of one worker's vote in one slot: two are evidence, more are noise.
 PERIODS_KEPT = 32
-"""Periods for which votes that might still decide are kept. A value that had a quorum of them in an
-older period is carried on by the later ones, so nothing is lost with them."""
-
-
-class Added(Enum):
-    """What a vote was to the tracker."""
-
-    COUNTED = "counted"
-    DUPLICATE = "duplicate"
-    SURPLUS = "surplus"
+"""CERT votes, which may still decide the round, are kept for this many periods. A value that had a
+quorum of them in an older period is carried on by the later ones, so nothing is lost."""
 
 
 @dataclass(frozen=True, slots=True)
 class Reached:
-    """A quorum that has just come about; each is told once."""
+    """A quorum: Q workers voted for this value, in this step of this period."""
 
     period: int
     step: int
@@ -44,30 +36,30 @@ class Tracker:
         self._marks: dict[tuple[int, int], dict[Digest, dict[int, VoteSignature]]] = {}
         self._reached: dict[tuple[int, int, Digest], None] = {}
         self.evidence: dict[int, Evidence] = {}
-        """Two votes in one slot, of each worker that was caught."""
+        """For each worker caught: two of its votes in one slot."""
 
-    def add(self, vote: Vote) -> Added:
-        """Take a vote that came by itself."""
+    def add(self, vote: Vote) -> MessageFault | None:
+        """Count a verified vote that came by itself; why not, if it cannot be counted."""
         versions = self._direct.setdefault((vote.period, vote.step), {}).setdefault(vote.worker, [])
         if any(version.value == vote.value for version in versions):
-            return Added.DUPLICATE
+            return MessageFault.DUPLICATE
         if len(versions) >= VERSIONS_MAX:
-            return Added.SURPLUS
+            return MessageFault.SURPLUS
         versions.append(vote)
         if len(versions) > 1 and vote.worker not in self.evidence:
             self.evidence[vote.worker] = Evidence.of(versions[0].envelope, versions[1].envelope)
         mark = VoteSignature(vote.worker, vote.envelope.signature, vote.envelope.proof)
         self._at(vote.period, vote.step, vote.value).setdefault(vote.worker, mark)
-        return Added.COUNTED
+        return None
 
     def add_bundle(self, bundle: Bundle) -> None:
-        """Take the votes of a bundle, whatever its signers said elsewhere."""
+        """Count the votes of a verified bundle, whatever else its signers have voted."""
         marks = self._at(bundle.period, bundle.step, bundle.value)
         for mark in bundle.marks:
             marks.setdefault(mark.worker, mark)
 
     def newly_reached(self, period: int, step: int, value: Digest) -> Reached | None:
-        """The quorum for this value, if it has come about since the last question."""
+        """The quorum for this value, if there is one now; each is told only once."""
         key = (period, step, value)
         if key in self._reached or len(self._at(*key)) < self._quorum:
             return None
@@ -75,22 +67,22 @@ class Tracker:
         return Reached(*key)
 
     def bundle(self, chain: Digest, round_number: int, reached: Reached) -> Bundle:
-        """Exactly Q of the votes behind a quorum, ascending by worker."""
+        """A bundle of exactly Q of the votes behind a quorum, ascending by worker."""
         marks = self._at(reached.period, reached.step, reached.value)
         chosen = tuple(marks[worker] for worker in sorted(marks)[: self._quorum])
         return Bundle(chain, round_number, reached.period, reached.step, reached.value, chosen)
 
-    def quorums(self, period: int, kinds: Iterable[Step]) -> list[Reached]:
-        """The quorums of these kinds in a period, in the order in which they came about."""
-        wanted = tuple(kinds)
+    def quorums(self, period: int, steps: Iterable[Step]) -> list[Reached]:
+        """The quorums of these steps in a period, whatever the attempt, as they were reached."""
+        wanted = tuple(steps)
         return [
             Reached(p, step, value)
             for p, step, value in self._reached
-            if p == period and kind_of(step) in wanted
+            if p == period and base_step(step) in wanted
         ]
 
     def has_reached(self, period: int, step: int, value: Digest) -> bool:
-        """Whether this quorum has come about before."""
+        """Whether this quorum was reached before."""
         return (period, step, value) in self._reached
 
     def certified(self) -> list[Reached]:
@@ -98,16 +90,16 @@ class Tracker:
         return [Reached(p, s, value) for p, s, value in self._reached if s == Step.CERT]
 
     def values(self) -> set[Digest]:
-        """What has a quorum of any kind, as far as it is remembered."""
+        """All values with a quorum in some step, as far as they are remembered."""
         return {value for _, _, value in self._reached}
 
     def voters(self, period: int, step: int, value: Digest) -> tuple[int, ...]:
-        """Who voted for this value: they must hold what it names."""
+        """Who voted for this value, and so should hold its block."""
         return tuple(sorted(self._marks.get((period, step), {}).get(value, {})))
 
     def seen(self, worker: int, signed: bytes, signature: bytes) -> bool:
-        """Whether this very signature was verified before, as a direct vote."""
-        # Looking through the worker's own few votes is far cheaper than checking a signature.
+        """Whether this very signature was verified before, with a vote that came by itself."""
+        # Looking through a worker's few votes is far cheaper than checking a signature.
         return any(
             version.envelope.signature == signature and version.envelope.signed == signed
             for slots in self._direct.values()
@@ -129,10 +121,60 @@ class Tracker:
             del self._reached[reached]
 
     def size(self) -> int:
-        """How many votes are held: bounded by workers, steps and open periods."""
+        """How many votes are held; bounded by workers, steps and open periods."""
         return sum(len(v) for slots in self._direct.values() for v in slots.values()) + sum(
             len(marks) for values in self._marks.values() for marks in values.values()
         )
 
     def _at(self, period: int, step: int, value: Digest) -> dict[int, VoteSignature]:
         return self._marks.setdefault((period, step), {}).setdefault(value, {})
+
+
+@dataclass(frozen=True, slots=True)
+class Ranked:
+    """A lead and the lottery output that decides its rank."""
+
+    priority: bytes
+    lead: Lead
+
+
+class Leads:
+    """The leads of a round, by period; the lowest priority goes first."""
+
+    def __init__(self) -> None:
+        self._periods: dict[int, dict[int, list[Ranked]]] = {}
+        self.evidence: dict[int, Evidence] = {}
+        """For each worker caught: two of its leads for one period."""
+
+    def add(self, lead: Lead, priority: bytes) -> MessageFault | None:
+        """Take a verified lead; a leader that sends two is ignored in this period."""
+        versions = self._periods.setdefault(lead.period, {}).setdefault(lead.worker, [])
+        if any(ranked.lead.envelope.signed == lead.envelope.signed for ranked in versions):
+            return MessageFault.DUPLICATE
+        if len(versions) > 1:
+            return MessageFault.SURPLUS
+        versions.append(Ranked(priority, lead))
+        if len(versions) > 1 and lead.worker not in self.evidence:
+            first, second = versions
+            self.evidence[lead.worker] = Evidence.of(first.lead.envelope, second.lead.envelope)
+        return None
+
+    def best(self, period: int) -> list[Lead]:
+        """The leads of a period by ascending priority, without leaders that sent two."""
+        single = [v[0] for v in self._periods.get(period, {}).values() if len(v) == 1]
+        return [ranked.lead for ranked in sorted(single, key=lambda ranked: ranked.priority)]
+
+    def heard(self, period: int, leaders: Iterable[int]) -> bool:
+        """Whether all of these leaders have sent a lead."""
+        spoken = self._periods.get(period, {})
+        return all(leader in spoken for leader in leaders)
+
+    def forget_before(self, period: int) -> None:
+        """Drop the leads of periods before this one."""
+        for over in [p for p in self._periods if p < period]:
+            del self._periods[over]
+
+    def size(self) -> int:
+        """How many leads and pieces of evidence are held."""
+        leads = sum(len(v) for leaders in self._periods.values() for v in leaders.values())
+        return leads + len(self.evidence)

@@ -1,8 +1,8 @@
-"""Bytes -> messages, unverified.
+"""From bytes to messages that are not verified yet.
 
-`decode` makes an `Unverified` message of bytes, or raises `InvalidMessage`. Reading it is possible
-(`claim`), for cheap filters; counting it is not: whatever counts, ranks or stores takes the message
-itself, and that only comes out of `Unverified` by a check of signature and credential (`draws`).
+`decode` makes an `Unverified` message of bytes, or raises `InvalidMessage`. Its `claim` may be
+read, for cheap filters, but not relied on: whatever counts, ranks or stores takes the message
+itself, which only a check of signature and credential (`draws`) gets out of `Unverified`.
 """
 
 import struct
@@ -38,7 +38,7 @@ from holdout.agreement.messages import (
     Update,
     Vote,
     VoteSignature,
-    kind_of,
+    base_step,
 )
 from holdout.errors import InvalidMessage
 from holdout.ids import Digest
@@ -48,7 +48,7 @@ M = TypeVar("M")
 
 @dataclass(frozen=True, slots=True)
 class Unverified(Generic[M]):
-    """A message that nobody has checked yet: its claims may be read, not counted."""
+    """A message that was not checked yet: its claims may be read, not counted."""
 
     claim: M
 
@@ -103,23 +103,23 @@ def _read_envelope(reader: Reader, kind: Kind) -> Envelope:
 
 
 def decode_envelope(data: bytes) -> Envelope:
-    """A signed message inside another one."""
+    """The envelope of a signed message inside another message."""
 
     def read(reader: Reader) -> Envelope:
         code = reader.u8()
         if code not in (Kind.UPDATE, Kind.BALLOT, Kind.LEAD, Kind.VOTE):
-            raise InvalidMessage(f"a message of kind {code} cannot stand inside another")
+            raise InvalidMessage(f"a message of kind {code} cannot be part of another")
         return _read_envelope(reader, Kind(code))
 
     return decode_with(data, read)
 
 
 def open_envelope(envelope: Envelope) -> Update | BallotMessage | Lead | Vote | HeadAnswer:
-    """What the signed part says."""
+    """The message that an envelope holds; raises `InvalidMessage`."""
 
     def read(reader: Reader) -> Update | BallotMessage | Lead | Vote | HeadAnswer:
         if reader.blob(16) != _TAGS[envelope.kind]:
-            raise InvalidMessage("the signed part is of another kind than the message")
+            raise InvalidMessage("the signed part is of a different kind than the message")
         chain = reader.digest()
         if envelope.kind is Kind.HEAD_ANSWER:
             return HeadAnswer(
@@ -147,7 +147,9 @@ def open_envelope(envelope: Envelope) -> Update | BallotMessage | Lead | Vote | 
                 period, worker = reader.u32(), reader.u32()
                 original, value = reader.u32(), reader.digest()
                 if original > period or value == BOTTOM:
-                    raise InvalidMessage("a lead names a block of its own or an earlier period")
+                    raise InvalidMessage(
+                        "a lead must name a block, of its own or an earlier period"
+                    )
                 return Lead(chain, round_number, period, worker, original, value, envelope)
             case _:
                 period, step = reader.u32(), reader.u8()
@@ -159,29 +161,31 @@ def open_envelope(envelope: Envelope) -> Update | BallotMessage | Lead | Vote | 
 
 
 _ENTRY = struct.Struct(f">II{DIGEST_BYTES}s")
-"""A proposer, then a digest with its length in front."""
+"""A proposer, then an update's digest after its length."""
 
 
 def _read_entries(reader: Reader) -> tuple[Entry, ...]:
     rows = reader.rows(_ENTRY, WORKERS_MAX)
     if any(size != DIGEST_BYTES for _, size, _ in rows):
-        raise InvalidMessage("a ballot names updates by digest")
+        raise InvalidMessage("a ballot must name updates by their digests")
     entries = tuple(Entry(proposer, Digest(update_id)) for proposer, _, update_id in rows)
     proposers = [entry.proposer for entry in entries]
     if not entries or any(a >= b for a, b in pairwise(proposers)):
-        raise InvalidMessage("a ballot names at least one update, ascending, each proposer once")
+        raise InvalidMessage(
+            "a ballot must name at least one update, ascending by proposer, each proposer once"
+        )
     return entries
 
 
 def _check_step(step: int, value: Digest) -> None:
     if step < Step.SOFT:
         raise InvalidMessage(f"there is no step {step}")
-    if (value == BOTTOM) != (kind_of(step) is Step.DOWN):
-        raise InvalidMessage("votes to go down name no block, all others name one")
+    if (value == BOTTOM) != (base_step(step) is Step.DOWN):
+        raise InvalidMessage("a DOWN vote must name no block, and any other vote must name one")
 
 
 def read_bundle(reader: Reader) -> Bundle:
-    """A bundle without its kind."""
+    """Read a bundle, without the byte that tells its kind."""
     bundle = Bundle(
         reader.digest(),
         reader.u64(),
@@ -195,18 +199,18 @@ def read_bundle(reader: Reader) -> Bundle:
     )
     workers = [mark.worker for mark in bundle.marks]
     if any(a >= b for a, b in pairwise(workers)):
-        raise InvalidMessage("a bundle's votes stand in ascending order, each worker once")
+        raise InvalidMessage("the votes of a bundle must be in ascending order, each worker once")
     _check_step(bundle.step, bundle.value)
     return bundle
 
 
 def read_evidence(reader: Reader) -> Evidence:
-    """Evidence without its kind."""
+    """Read evidence, without the byte that tells its kind."""
     size_max = ENVELOPE_BYTES_MAX + SIGNATURE_BYTES + PROOF_BYTES_MAX + 16
     first = decode_envelope(reader.blob(size_max))
     second = decode_envelope(reader.blob(size_max))
     if first.signed >= second.signed:
-        raise InvalidMessage("evidence holds two different messages in order")
+        raise InvalidMessage("evidence must hold two different messages, in ascending order")
     return Evidence(first, second)
 
 

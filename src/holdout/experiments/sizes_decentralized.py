@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 from holdout.agreement import sizing
-from holdout.agreement.guarantees import limits
+from holdout.agreement.guarantees import caveats
 from holdout.agreement.params import Mode, RoleDraw
 from holdout.agreement.sizing import CommitteeSize, Risk, Voters
 from holdout.results import to_json
@@ -153,7 +153,7 @@ def plan(
         unbiased=_column(workers, byzantine, unbiased),
         biased=biased,
         not_guaranteed=(
-            *limits(chosen, n=workers, f=byzantine, risk=risk),
+            *caveats(chosen, n=workers, f=byzantine, risk=risk),
             *_warnings(workers, biased),
         ),
     )

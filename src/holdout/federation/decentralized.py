@@ -19,8 +19,8 @@ from holdout.agreement import aggregate
 from holdout.agreement.blocks import Tip, read_block, read_header
 from holdout.agreement.draws import Draws
 from holdout.agreement.events import BlobKind, Commit
+from holdout.agreement.headers import Ledger
 from holdout.agreement.keys import SimulatedKeys
-from holdout.agreement.ledger import Ledger
 from holdout.agreement.messages import Finished
 from holdout.agreement.params import MILLISECOND, Genesis, Params, Timing
 from holdout.agreement.safety import Safety
@@ -161,7 +161,7 @@ def _draw_lots(
         tuple(
             WorkerId(worker)
             for worker in range(network.params.workers)
-            if draws.own(keys.signer(worker), role, worker) is not None
+            if draws.own_proof(keys.signer(worker), role, worker) is not None
         )
         for role in (Role.PROPOSER, Role.VOTER)
     )

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from random import Random
 from typing import Any, TypeAlias
 
-from holdout.agreement.messages import Kind, kind_of
+from holdout.agreement.messages import Kind, base_step
 from holdout.agreement.params import MILLISECOND
 from holdout.seeds import stream
 
@@ -120,7 +120,7 @@ class Cut:
 def _label_text(label: Label) -> str:
     kind, step = label
     name = Kind(kind).name.lower() if kind in list(Kind) else f"kind {kind}"
-    return f"{name} {kind_of(step).name}" if step else name
+    return f"{name} {base_step(step).name}" if step else name
 
 
 def _group_text(bits: int) -> str:

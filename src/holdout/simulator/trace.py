@@ -49,7 +49,7 @@ from holdout.agreement.messages import (
     Message,
     Update,
     Vote,
-    kind_of,
+    base_step,
 )
 from holdout.agreement.wire import decode, open_envelope
 from holdout.errors import InvalidMessage
@@ -220,4 +220,4 @@ def describe(message: Message) -> str:  # noqa: C901  # One case for each kind.
 def step_text(step: int) -> str:
     """The kind of a step, and the recovery attempt if it is not the first."""
     attempt = max(0, step - 3) // 3
-    return kind_of(step).name + (f"+{attempt}" if attempt else "")
+    return base_step(step).name + (f"+{attempt}" if attempt else "")

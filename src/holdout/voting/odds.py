@@ -7,50 +7,114 @@ every full ballot must endorse some Byzantine proposal, however bad. The latter 
 
 import bisect
 import math
+from collections.abc import Iterator
 from fractions import Fraction
 
 from holdout.voting.committee import approve_count
 
-EXACT_WORKERS_MAX = 20_000  # Integers grow with n; beyond this, logarithms (to about 1e-9) do.
-FACTORS_MAX = 20_000  # Of larger draws a sum of all factors takes too long.
+EXACT_WORKERS_MAX = 20_000  # Binomial coefficients grow with n; beyond this, Stirling's series.
+NEGLIGIBLE = (
+    1e-25  # Of a tail's first and largest term: what is smaller no longer shows in the sum.
+)
+SERIES_FROM = 16  # The next term of Stirling's series, 691 / (360360 n^11), is below rounding.
 
 
 def hypergeometric_tail(*, workers: int, byzantine: int, drawn: int, at_least: int) -> float:
-    """P[X >= at_least]: exact but for the rounding of floats."""
+    """P[X >= at_least]: exact but for the rounding of floats.
+
+    `agreement.tails` has a second way to the same law. It lays out the whole law once, which suits
+    quantiles of at most 10,000 workers. This one takes a single tail of up to 10^15 workers, in
+    which a law has too many terms, and keeps tails below 1e-40, which a law leaves out.
+    """
     lowest = max(0, drawn - (workers - byzantine))
     highest = min(drawn, byzantine)
     if at_least <= lowest:
         return 1.0
     if at_least > highest:
         return 0.0
-    x = at_least
-    term = _probability(workers, byzantine, drawn, x)
-    terms = []
-    while x <= highest and term > 0.0:
-        terms.append(term)
+    if at_least * workers <= drawn * byzantine:
+        # From below the mean the first terms may be too small for a float. The other tail, of
+        # more than drawn - at_least honest workers, is at most about 1/2: subtract it instead.
+        return 1.0 - hypergeometric_tail(
+            workers=workers,
+            byzantine=workers - byzantine,
+            drawn=drawn,
+            at_least=drawn - at_least + 1,
+        )
+    return min(1.0, math.fsum(_falling_terms(workers, byzantine, drawn, at_least)))
+
+
+def _falling_terms(workers: int, byzantine: int, drawn: int, first: int) -> Iterator[float]:
+    """P[X = x] for x = first, first + 1, ..., where `first` lies above the mean."""
+    term = _probability(workers, byzantine, drawn, first)
+    smallest = NEGLIGIBLE * term
+    for x in range(first, min(drawn, byzantine) + 1):
+        if term <= smallest:
+            return
+        yield term
         honest_left = workers - byzantine - drawn + x + 1
         term *= (byzantine - x) * (drawn - x) / ((x + 1) * honest_left)
-        x += 1
-    return min(1.0, math.fsum(terms))
 
 
 def _probability(workers: int, byzantine: int, drawn: int, x: int) -> float:
     """P[X = x]."""
-    choices = ((byzantine, x), (workers - byzantine, drawn - x), (workers, drawn))
     if workers <= EXACT_WORKERS_MAX:
+        choices = ((byzantine, x), (workers - byzantine, drawn - x), (workers, drawn))
         first, second, all_draws = (math.comb(n, k) for n, k in choices)
         # Python divides integers of any size with one rounding at the end.
         return first * second / all_draws
-    first_log, second_log, all_log = (_log_choices(n, k) for n, k in choices)
-    return math.exp(first_log + second_log - all_log)
+    # A 2x2 table, Byzantine or honest by drawn or not, after Loader (2000): Stirling's formula for
+    # the nine factorials, with its large terms gathered into each cell's deviance from the count
+    # expected there. The logarithm of a factorial may be 10^16, with no digit left after the point.
+    margins = (byzantine, workers - byzantine, drawn, workers - drawn)
+    cells = (
+        (x, byzantine * drawn),
+        (byzantine - x, byzantine * (workers - drawn)),
+        (drawn - x, (workers - byzantine) * drawn),
+        (workers - byzantine - drawn + x, (workers - byzantine) * (workers - drawn)),
+    )
+    return math.exp(
+        math.fsum(
+            [
+                *map(_stirling_rest, margins),
+                -_stirling_rest(workers),
+                *(-_stirling_rest(count) for count, _ in cells),
+                *(-_deviance(count, product, workers) for count, product in cells),
+            ]
+        )
+    )
 
 
-def _log_choices(n: int, k: int) -> float:
-    """The logarithm of n over k."""
-    if k <= FACTORS_MAX:
-        # One by one: of numbers as large as these, differences of `lgamma` keep few digits.
-        return math.fsum(math.log((n - i) / (i + 1)) for i in range(k))
-    return math.lgamma(n + 1) - math.lgamma(k + 1) - math.lgamma(n - k + 1)
+def _stirling_rest(n: int) -> float:
+    """The part of log n! that n log n - n leaves out."""
+    if n < SERIES_FROM:
+        return math.log(math.factorial(n)) - (n * math.log(n) - n if n else 0)
+    inverse = 1 / (n * n)
+    series = 1 / 12 - inverse * (
+        1 / 360 - inverse * (1 / 1260 - inverse * (1 / 1680 - inverse / 1188))
+    )
+    return math.log(2 * math.pi * n) / 2 + series / n
+
+
+def _deviance(count: int, product: int, workers: int) -> float:
+    """How far a count c is from the expected e = product / workers: c log(c / e) - c + e."""
+    expected = product / workers
+    if count == 0:
+        return expected
+    excess = (count * workers - product) / workers
+    share = excess / (count + expected)
+    if abs(share) > 0.1:  # noqa: PLR2004
+        return count * math.log(count / expected) - excess
+    # The two would cancel here; log(c / e) = 2 artanh(share), and the excess cancels exactly
+    # against the series' first term.
+    total, power, degree = excess * share, 2 * count * share, 1
+    while True:
+        power *= share * share
+        degree += 2
+        more = total + power / degree
+        if more == total:
+            return total
+        total = more
 
 
 def majority_failure(*, workers: int, byzantine: int, drawn: int) -> float:

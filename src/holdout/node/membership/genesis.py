@@ -29,7 +29,7 @@ from holdout.agreement.ed25519 import Ed25519Verifier
 from holdout.agreement.keys import PublicKeys
 from holdout.agreement.messages import WORKERS_MAX
 from holdout.agreement.params import Genesis, Mode, Params, RoleDraw, TallyRule, quorum_of_all
-from holdout.agreement.seed import LOOKBACK, REFRESH
+from holdout.agreement.sortition import LOOKBACK, REFRESH
 from holdout.config import Section, Share
 from holdout.errors import UserError
 from holdout.ids import Digest

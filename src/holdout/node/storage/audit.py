@@ -17,9 +17,8 @@ from holdout.agreement.blocks import inspect, read_block, read_header
 from holdout.agreement.draws import Draws
 from holdout.agreement.ed25519 import Ed25519Verifier
 from holdout.agreement.events import BlobKind, Combined, MessageFault
-from holdout.agreement.headers import Header, Tip, link_fault
+from holdout.agreement.headers import Header, Ledger, Tip, link_fault
 from holdout.agreement.keys import Verifier
-from holdout.agreement.ledger import Ledger
 from holdout.agreement.messages import Finished, Step
 from holdout.agreement.params import Genesis
 from holdout.agreement.wire import Unverified
