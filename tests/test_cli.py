@@ -17,7 +17,7 @@ import pytest
 import tomli_w
 
 from holdout import __version__
-from holdout.cli import run_command
+from holdout.commands import run_command
 from holdout.experiments import figures, report
 from holdout.experiments.reproduce import FIGURES
 

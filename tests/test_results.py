@@ -105,10 +105,10 @@ def test_resuming_cuts_off_what_the_checkpoint_does_not_vouch_for(folder):
     with results.resume(folder, CONFIG, check=lambda *what: seen.append(what)) as (run, state):
         assert state.meta["round"] == 2
         assert state.arrays["weights"].tolist() == [0, 1, 2, 3, 4]
-        assert [r["round"] for r in read_run(folder).rounds] == [1, 2]
+        assert [r["round"] for r in read_run(folder).rows] == [1, 2]
         run.append({"round": 3})
     assert seen == [(state, [{"round": 1}, {"round": 2}])]
-    assert [r["round"] for r in read_run(folder).rounds] == [1, 2, 3]
+    assert [r["round"] for r in read_run(folder).rows] == [1, 2, 3]
 
 
 def test_marks_go_on_after_resuming_as_if_never_stopped(folder, tmp_path):
@@ -123,7 +123,7 @@ def test_without_a_checkpoint_all_is_done_again(folder):
     (folder / results.CHECKPOINT).unlink()
     with results.resume(folder, CONFIG, check=accept) as (_, checkpoint):
         assert checkpoint is None
-        assert read_run(folder).rounds == []
+        assert read_run(folder).rows == []
 
 
 @pytest.mark.parametrize("name", [".hidden", "results.jsonl", "anything"])
@@ -334,7 +334,7 @@ def test_free_and_last_paths_count_up(tmp_path):
 def test_a_last_line_that_was_cut_off_is_left_out(folder):
     with (folder / "results.jsonl").open("ab") as file:
         file.write(b'{"round": 4')
-    assert [r["round"] for r in read_run(folder).rounds] == [1, 2, 3]
+    assert [r["round"] for r in read_run(folder).rows] == [1, 2, 3]
 
 
 @pytest.mark.parametrize("line", [b"nonsense\n", b"[1]\n", b"\n", b"\xff\n", b"3\n"])

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 import holdout
+from holdout.commands.run import demo_values
 from holdout.experiments.curves import name_of
-from holdout.experiments.demo import demo_values
 
 ROOT = Path(__file__).resolve().parent.parent
 SOURCES = sorted((ROOT / "src").rglob("*.py"))
@@ -114,7 +114,7 @@ def test_no_path_of_one_machine_is_written_down():
         ("holdout", {"torch", "numpy", "pydantic", "rich"}),
         ("holdout.voting", {"torch", "numpy", "pydantic", "rich"}),
         ("holdout.seeds", {"torch", "numpy"}),
-        ("holdout.cli", {"torch", "numpy", "pydantic", "rich"}),
+        ("holdout.commands", {"torch", "numpy", "pydantic", "rich"}),
         ("holdout.config", {"torch", "numpy"}),
         ("holdout.results", {"torch"}),
         ("holdout.experiments.sizes_central", {"torch", "matplotlib", "plotly"}),

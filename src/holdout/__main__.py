@@ -3,7 +3,7 @@
 import os
 import sys
 
-from holdout.cli import run_command
+from holdout.commands import run_command
 
 # Torch's threads, while they wait for each other, keep a core busy by default. Where another
 # process wants that core, both then crawl, by a factor of ten and more; asleep they cost nothing.

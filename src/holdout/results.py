@@ -22,12 +22,16 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
 import numpy.typing as npt
 
 from holdout.errors import RunFolderError
+
+if TYPE_CHECKING:
+    # Only its type: what it is made of is further up.
+    from holdout.experiments.runner import Result
 
 SCHEMA = 1
 CONFIG, ROUNDS, SUMMARY = "config.toml", "results.jsonl", "summary.json"
@@ -56,13 +60,55 @@ class ResultsMark:
     sha256: str
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Run:
-    """A run folder, read back."""
+    """The rounds of an experiment as plain rows, one a round, and the config they came from.
 
-    folder: Path
+    A run can be iterated, indexed and measured with `len` like the list of its rows.
+
+    >>> run = Run(None, {"experiment": {"rounds": 1}}, [{"rule": "mean", "round": 1}])
+    >>> run, len(run), run[0]["rule"]
+    (<Run: 1 round of mean>, 1, 'mean')
+    """
+
+    folder: Path | None
+    """Where it was read from; None for a result that was never written."""
     config: Mapping[str, Any]
-    rounds: Sequence[Mapping[str, Any]]
+    """The complete config, by section and key."""
+    rows: Sequence[Mapping[str, Any]]
+    """One mapping a round: the lines of `results.jsonl`, whose fields docs/results-format.md
+    describes."""
+
+    def to_pandas(self) -> Any:
+        """The rows as a `pandas.DataFrame`; needs pandas, which holdout does not install."""
+        try:
+            import pandas as pd
+        except ModuleNotFoundError as error:
+            raise ModuleNotFoundError(
+                "Run.to_pandas needs pandas: pip install pandas", name=error.name
+            ) from error
+        return pd.DataFrame(self.rows)
+
+    def __iter__(self) -> Iterator[Mapping[str, Any]]:
+        return iter(self.rows)
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    @overload
+    def __getitem__(self, place: int) -> Mapping[str, Any]: ...
+
+    @overload
+    def __getitem__(self, place: slice) -> Sequence[Mapping[str, Any]]: ...
+
+    def __getitem__(self, place: int | slice) -> Mapping[str, Any] | Sequence[Mapping[str, Any]]:
+        return self.rows[place]
+
+    def __repr__(self) -> str:
+        rules = ", ".join(dict.fromkeys(str(row.get("rule")) for row in self.rows))
+        count = f"{len(self)} round{'s' * (len(self) != 1)}"
+        name = "Run" if self.folder is None else f"Run {str(self.folder)!r}"
+        return f"<{name}: {count}{f' of {rules}' if rules else ''}>"
 
 
 def jsonable(value: Any) -> Any:
@@ -230,8 +276,19 @@ def read_config(path: Path) -> dict[str, Any]:
         raise RunFolderError(f"{path / CONFIG} cannot be read: {error}") from error
 
 
-def read_run(path: Path) -> Run:
-    """A run folder's config and rounds; a last line that was cut off is left out."""
+def read_run(source: "Path | str | Result") -> Run:
+    """The rows of a run folder, or of a result in memory; a last line cut short is left out.
+
+    Args:
+        source: A run folder, finished or not, or what `holdout.run` returned.
+
+    >>> read_run("nowhere")
+    Traceback (most recent call last):
+    holdout.errors.RunFolderError: nowhere is no run folder: config.toml is missing
+    """
+    if not isinstance(source, str | Path):
+        return Run(source.folder, source.summary["config"], source.rounds)
+    path = Path(source)
     config = read_config(path)
     try:
         content = (path / ROUNDS).read_bytes()

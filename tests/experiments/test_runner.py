@@ -456,7 +456,7 @@ def test_everything_own_can_be_passed_as_objects(data, tmp_path):
         "federation": {"workers": 10, "proposers": 5, "voters": 5, "byzantine": 3},
         "vote": {"samples": 10},
     }
-    result = run(config, own=own, out=tmp_path / "run")
+    result = run(config, plugins=own, out=tmp_path / "run")
     assert [(c["rule"], c["attack"]) for c in result.summary["curves"]] == [
         ("mean", "none"),
         ("first", "opposite"),
@@ -470,7 +470,7 @@ def test_everything_own_can_be_passed_as_objects(data, tmp_path):
 
 def test_a_wrapped_worker_that_changes_nothing_changes_no_model(data):
     config = tiny.values(data, attack={"name": "sign-flip", "scale": 1.0})
-    plain, wrapped = run(config), run(config, own=Plugins(worker=Shaky))
+    plain, wrapped = run(config), run(config, plugins=Plugins(worker=Shaky))
     for a, b in zip(plain.rounds, wrapped.rounds, strict=True):
         assert a["outcome"] == b["outcome"]
         assert a["rejected_proposals"] == b["rejected_proposals"]
@@ -485,7 +485,7 @@ def test_a_worker_that_raises_is_missing_in_that_round_and_the_run_goes_on(data)
 
     config = tiny.values(data, attack={"name": "none"}, federation={"byzantine": 0})
     config["attack"] = {"name": "none"}
-    result = run(config, own=Plugins(worker=worker))
+    result = run(config, plugins=Plugins(worker=worker))
     assert len(result.rounds) == 12
     for line in result.rounds:
         assert line["rejected_proposals"] == ({"missing": 1} if 4 in line["proposers"] else {})
@@ -499,7 +499,7 @@ def test_a_worker_that_raises_is_missing_in_that_round_and_the_run_goes_on(data)
 def test_if_nobody_proposes_rounds_make_no_step(data):
     result = run(
         tiny.values(data, federation={"byzantine": 0}),
-        own=Plugins(worker=lambda inner: Shaky(inner, proposes=False)),
+        plugins=Plugins(worker=lambda inner: Shaky(inner, proposes=False)),
     )
     assert {line["outcome"] for line in result.rounds} == {"no-proposals"}
 
@@ -523,7 +523,7 @@ def test_if_nobody_proposes_rounds_make_no_step(data):
 def test_own_code_that_fails_is_told_apart_from_ours(data, own, message):
     config = tiny.values(data, experiment={"rules": ["mine"] if own.rules else ["mean"]})
     with pytest.raises(PluginError, match=message):
-        run(config | {"attack": {}}, own=own)
+        run(config | {"attack": {}}, plugins=own)
 
 
 def test_own_ballots_that_raise_are_told_apart_from_ours(data):
@@ -531,7 +531,7 @@ def test_own_ballots_that_raise_are_told_apart_from_ours(data):
         raise LookupError("lost")
 
     with pytest.raises(PluginError, match=r"raised LookupError: lost"):
-        run(tiny.values(data), own=Plugins(ballots=ballots))
+        run(tiny.values(data), plugins=Plugins(ballots=ballots))
 
 
 @pytest.mark.parametrize(
@@ -547,13 +547,13 @@ def test_own_poisoned_labels_are_checked(data, poison, message):
 
     poisoner.poison_labels = poison
     with pytest.raises(PluginError, match=message):
-        run(tiny.values(data) | {"attack": {}}, own=Plugins(attack=poisoner))
+        run(tiny.values(data) | {"attack": {}}, plugins=Plugins(attack=poisoner))
 
 
 @pytest.mark.parametrize("name", ["mean", "holdout", "krum"])
 def test_an_own_rule_may_not_take_a_built_in_name(data, name):
     with pytest.raises(ConfigError, match=f"own rule '{name}': the name is taken"):
-        run(tiny.values(data), own=Plugins(rules={name: first_row}))
+        run(tiny.values(data), plugins=Plugins(rules={name: first_row}))
 
 
 def test_an_own_attack_may_not_be_called_none(data):
@@ -561,7 +561,7 @@ def test_an_own_attack_may_not_be_called_none(data):
         return view.mean
 
     with pytest.raises(ConfigError, match="own attack 'none'"):
-        run(tiny.values(data), own=Plugins(attack=none))
+        run(tiny.values(data), plugins=Plugins(attack=none))
 
 
 def test_an_own_kind_of_honest_worker_is_asked_itself(data):
@@ -575,6 +575,6 @@ def test_an_own_kind_of_honest_worker_is_asked_itself(data):
         return Broken(worker.worker_id, worker.model, worker.shard, worker.recipe, worker.seed)
 
     values = tiny.values(data, experiment={"rules": ["holdout"], "baseline": False})
-    result = run({**values, "attack": {"name": "none"}}, own=Plugins(worker=replace))
+    result = run({**values, "attack": {"name": "none"}}, plugins=Plugins(worker=replace))
     assert {line["outcome"] for line in result.rounds} == {"no-proposals"}
     assert all(line["rejected_proposals"]["missing"] == 5 for line in result.rounds)

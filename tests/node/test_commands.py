@@ -11,7 +11,7 @@ import pytest
 from node_rig import Network as Processes
 from safetensors.numpy import load_file
 
-from holdout.cli import run_command
+from holdout.commands import run_command
 from holdout.node.localnet.network import free_ports
 from holdout.node.membership.genesis import Network
 from holdout.node.membership.network_parameters import usual_parameters
@@ -31,7 +31,7 @@ def init_all(folder):
 
 def test_help_needs_neither_torch_nor_the_network_extra():
     code = (
-        "import sys; from holdout.cli import run_command\n"
+        "import sys; from holdout.commands import run_command\n"
         "try: run_command(['node', 'run', '--help'])\n"
         "except SystemExit: pass\n"
         "assert not {'torch', 'zenoh', 'nacl', 'pydantic', 'numpy'} & set(sys.modules)"

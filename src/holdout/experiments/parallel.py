@@ -163,12 +163,12 @@ def _put_together(work: _Work) -> Result:
     plan, folder = work.job.plan, work.folder
     now = environment(plan.config, threads=THREADS)
     for number in work.curves_apart:
-        for line in results.read_run(work.folder_of(number)).rounds:
+        for line in results.read_run(work.folder_of(number)).rows:
             folder.append(line)
         folder.save(to_checkpoint(Place(number + 1), now), folder.mark())
     for number in range(len(plan.curves)):
         shutil.rmtree(work.folder_of(number), ignore_errors=True)
-    rounds = results.read_run(work.job.out).rounds
+    rounds = results.read_run(work.job.out).rows
     return finish(plan, rounds, folder, work.notes, threads=THREADS)
 
 

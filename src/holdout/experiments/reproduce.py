@@ -153,10 +153,10 @@ def draw(name: str, out: Path) -> Figure:
     titled = []
     for panel in FIGURES[name]:
         found = runs[panel.name]
-        rounds = list(found.rounds)
+        rounds = list(found.rows)
         if panel.others_from:
             own = found.config["experiment"]["rules"]
-            others = runs[panel.others_from].rounds
+            others = runs[panel.others_from].rows
             rounds = [line for line in others if line["rule"] not in own] + rounds
         titled.append((_title(panel, found.config), rounds))
     parts = [(title.replace(" (", "\n("), group(rounds)) for title, rounds in titled]

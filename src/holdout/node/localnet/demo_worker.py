@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from holdout.data.datasets import load
-from holdout.data.partition import partition
+from holdout.data.partitions import partition
 from holdout.ids import ProposalId, RoundNumber, WorkerId
 from holdout.learning import vector
 from holdout.voting import Ballot, Terms
