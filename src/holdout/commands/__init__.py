@@ -12,18 +12,11 @@ import sys
 from collections.abc import Callable, Sequence
 
 from holdout import __version__
-from holdout.commands import plan, report, reproduce, run, simulate
-from holdout.commands.shared import (
-    EXIT_FAILURE,
-    EXIT_INTERRUPTED,
-    EXIT_OK,
-    EXIT_USER,
-    Subparsers,
-)
+from holdout.commands import plan, report, reproduce, run, shared, simulate
 from holdout.errors import UserError
 from holdout.node import commands as node
 
-COMMANDS: Sequence[Callable[[Subparsers], None]] = (
+COMMANDS: Sequence[Callable[[shared.Subparsers], None]] = (
     run.add_command,
     reproduce.add_command,
     report.add_command,
@@ -38,21 +31,21 @@ def run_command(arguments: Sequence[str]) -> int:
     """Run one command; the exit code."""
     try:
         options = make_parser().parse_args(arguments)
-        code = int(options.run(options) or EXIT_OK)
+        code = int(options.run(options) or shared.EXIT_OK)
         sys.stdout.flush()
     except UserError as error:
         print(f"holdout: {error}", file=sys.stderr)
-        return EXIT_USER
+        return shared.EXIT_USER
     except KeyboardInterrupt:
         print("holdout: stopped", file=sys.stderr)
-        return EXIT_INTERRUPTED
+        return shared.EXIT_INTERRUPTED
     except BrokenPipeError:
         # The reader of our output went away; there is nobody left to tell.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return EXIT_FAILURE
+        return shared.EXIT_FAILURE
     except OSError as error:
         print(f"holdout: {error}", file=sys.stderr)
-        return EXIT_FAILURE
+        return shared.EXIT_FAILURE
     return code
 
 
