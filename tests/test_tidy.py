@@ -117,7 +117,7 @@ def test_no_path_of_one_machine_is_written_down():
         ("holdout.commands", {"torch", "numpy", "pydantic", "rich"}),
         ("holdout.config", {"torch", "numpy"}),
         ("holdout.results", {"torch"}),
-        ("holdout.experiments.sizes_central", {"torch", "matplotlib", "plotly"}),
+        ("holdout.experiments.sizes", {"torch", "matplotlib", "plotly"}),
     ],
 )
 def test_what_is_light_stays_light(module, heavy):

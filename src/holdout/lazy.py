@@ -34,6 +34,7 @@ def attributes(
         return value
 
     def names() -> list[str]:
-        return sorted({*vars(sys.modules[package]), *module_of, *subpackages})
+        dunders = {name for name in vars(sys.modules[package]) if name.startswith("__")}
+        return sorted({*dunders, *module_of, *subpackages})
 
     return get, names

@@ -6,7 +6,8 @@ from fractions import Fraction
 import pytest
 
 from holdout.errors import UserError
-from holdout.experiments.sizes_central import LARGEST, plan
+from holdout.experiments.sizes import LARGEST
+from holdout.experiments.sizes import plan_committee as plan
 
 PAPER = {"workers": 100, "byzantine": Fraction(33, 100), "rounds": 100, "delta": 0.05}
 

@@ -7,8 +7,7 @@ from holdout.commands.shared import Subparsers, count, probability, share
 from holdout.errors import UserError
 
 if TYPE_CHECKING:
-    from holdout.experiments.sizes_central import CommitteePlan
-    from holdout.experiments.sizes_decentralized import LotteryPlan
+    from holdout.experiments.sizes import CommitteePlan, NetworkPlan
 
 
 def add_command(commands: Subparsers) -> None:
@@ -63,14 +62,14 @@ def _plan(options: argparse.Namespace) -> None:
 
 
 def _central(options: argparse.Namespace) -> "CommitteePlan":
-    from holdout.experiments.sizes_central import plan
+    from holdout.experiments.sizes import plan_committee
 
     for name in ("delta_safety", "delta_progress"):
         if getattr(options, name) is not None:
             raise UserError(f"{_option(name)} needs --decentralized; without it say --delta")
     if options.delta is None:
         raise UserError("plan needs --delta D, or --decentralized")
-    return plan(
+    return plan_committee(
         workers=options.workers,
         byzantine=options.byzantine,
         rounds=options.rounds,
@@ -79,8 +78,8 @@ def _central(options: argparse.Namespace) -> "CommitteePlan":
     )
 
 
-def _decentralized(options: argparse.Namespace) -> "LotteryPlan":
-    from holdout.experiments.sizes_decentralized import plan
+def _decentralized(options: argparse.Namespace) -> "NetworkPlan":
+    from holdout.experiments.sizes import plan_network
 
     for name in ("delta", "committee"):
         if getattr(options, name) is not None:
@@ -88,7 +87,7 @@ def _decentralized(options: argparse.Namespace) -> "LotteryPlan":
                 f"{_option(name)} does not go with --decentralized; say --delta-safety and "
                 "--delta-progress"
             )
-    return plan(
+    return plan_network(
         workers=options.workers,
         byzantine=options.byzantine,
         rounds=options.rounds,
