@@ -10,7 +10,7 @@ BENCH := .venv-bench
 export OMP_WAIT_POLICY ?= PASSIVE
 export OPENBLAS_NUM_THREADS ?= 1
 
-.PHONY: run run-decentralized test check format bench readme results soak fuzz clean
+.PHONY: run run-decentralized test check format bench readme docs results soak fuzz clean
 
 run: $(READY)  ## The demo: HoldOut SGD against Krum and others, under attack, offline.
 	$(BIN)/holdout run
@@ -52,6 +52,9 @@ readme: $(READY)  ## The README's table: the demo with ten seeds (about ten minu
 	rm -rf runs/readme
 	$(BIN)/holdout run --set experiment.seeds='[0,1,2,3,4,5,6,7,8,9]' --out runs/readme
 	$(BIN)/python tools/readme_table.py runs/readme
+
+docs: $(READY)  ## docs/api.md, from the docstrings.
+	$(BIN)/python tools/api_page.py
 
 results: $(READY)  ## What docs/paper.md and docs/robustness.md report; long, stop and go on anytime.
 	$(BIN)/python tools/paper_queue.py --data $(or $(DATA),$(error DATA=folder with mnist and cifar10)) --runs runs/paper

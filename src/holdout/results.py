@@ -66,6 +66,7 @@ class Run:
 
     A run can be iterated, indexed and measured with `len` like the list of its rows.
 
+    >>> from holdout import Run
     >>> run = Run(None, {"experiment": {"rounds": 1}}, [{"rule": "mean", "round": 1}])
     >>> run, len(run), run[0]["rule"]
     (<Run: 1 round of mean>, 1, 'mean')
@@ -282,9 +283,17 @@ def read_run(source: "Path | str | Result") -> Run:
     Args:
         source: A run folder, finished or not, or what `holdout.run` returned.
 
-    >>> read_run("nowhere")
-    Traceback (most recent call last):
-    holdout.errors.RunFolderError: nowhere is no run folder: config.toml is missing
+    >>> import holdout
+    >>> x, y = [[-3.0], [3.0]] * 20, [0, 1] * 20
+    >>> setting = {
+    ...     "experiment": {"rules": ["mean"], "rounds": 2, "threads": 1},
+    ...     "data": {"samples_per_worker": 10},
+    ...     "federation": {"workers": 9, "proposers": 4, "voters": 4},
+    ...     "training": {"batch_size": 5}, "vote": {"samples": 10}, "attack": {"name": "none"},
+    ... }
+    >>> run = holdout.read_run(holdout.run(setting, plugins=holdout.Plugins(data=(x, y, x, y))))
+    >>> run, [row["round"] for row in run]
+    (<Run: 2 rounds of mean>, [1, 2])
     """
     if not isinstance(source, str | Path):
         return Run(source.folder, source.summary["config"], source.rounds)

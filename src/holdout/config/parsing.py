@@ -89,7 +89,16 @@ def read_file(path: Path) -> dict[str, Any]:
 
 
 def apply_settings(values: Mapping[str, Any], settings: list[str]) -> dict[str, Any]:
-    """The values with each `section.key=value` put over them; values are TOML, or else text."""
+    """The values with settings put over them, as `--set` does on the command line.
+
+    Args:
+        values: A config as nested mappings; it is not changed.
+        settings: Each is "section.key=value", where the value is TOML or else taken as text.
+
+    >>> from holdout import apply_settings
+    >>> apply_settings({"data": {"name": "mnist"}}, ["data.alpha=0.1", "attack.name=bomb"])
+    {'data': {'name': 'mnist', 'alpha': 0.1}, 'attack': {'name': 'bomb'}}
+    """
     result = _deep_copy(values)
     problems = []
     for setting in settings:
