@@ -214,7 +214,7 @@ def _refuse_unless_free(path: Path) -> None:
         holds = any(entry.iterdir()) if entry.is_dir() else entry.stat().st_size > 0
         if entry.name not in partial and (holds or entry.name not in empty):
             raise RunFolderError(
-                f"{path} exists and is not empty; choose another --out, or go on with --resume"
+                f"{path} exists and is not empty; choose another --out, or continue with --resume"
             )
 
 
@@ -232,8 +232,8 @@ def resume(
     stored = read_config(path)
     if stored != config:
         raise RunFolderError(
-            f"{path} holds a run of another config: {_differences(stored, config)}; "
-            f"a resumed run must have the same"
+            f"{path} holds a run with a different config: {_differences(stored, config)}; "
+            "a run is resumed with the config it was started with"
         )
     with ExitStack() as stack:
         with _explained(path):
@@ -272,7 +272,7 @@ def read_config(path: Path) -> dict[str, Any]:
     try:
         return tomllib.loads((path / CONFIG).read_text("utf-8"))
     except FileNotFoundError:
-        raise RunFolderError(f"{path} is no run folder: {CONFIG} is missing") from None
+        raise RunFolderError(f"{path} is not a run folder: {CONFIG} is missing") from None
     except (OSError, ValueError, RecursionError) as error:
         raise RunFolderError(f"{path / CONFIG} cannot be read: {error}") from error
 
@@ -394,13 +394,15 @@ def _read_checkpoint(path: Path) -> Checkpoint | None:
         meta = json.loads(found.pop("meta").tobytes())
         expected, length = meta["results_sha256"], meta["results_bytes"]
         if meta["schema"] != SCHEMA or not isinstance(length, int):
-            raise ValueError("unknown schema")  # noqa: TRY301
+            raise ValueError("its schema is unknown")  # noqa: TRY301
         with (path / ROUNDS).open("rb") as rounds:
             actual = hashlib.sha256(rounds.read(length)).hexdigest()
     except (OSError, ValueError, KeyError, TypeError, EOFError) as error:
         raise RunFolderError(f"{file} is damaged ({error}); the run cannot be resumed") from error
     if actual != expected:
-        raise RunFolderError(f"{path / ROUNDS} is not what {CHECKPOINT} was written for")
+        raise RunFolderError(
+            f"{path / ROUNDS} does not match {CHECKPOINT}; the run cannot be resumed"
+        )
     return Checkpoint(meta, found)
 
 

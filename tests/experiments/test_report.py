@@ -361,7 +361,7 @@ def test_a_line_of_the_wrong_kind_is_named(tmp_path, key, value):
 
 
 def test_a_folder_without_a_run_is_refused(tmp_path):
-    with pytest.raises(RunFolderError, match="no run folder"):
+    with pytest.raises(RunFolderError, match="not a run folder"):
         write_report(tmp_path)
 
 

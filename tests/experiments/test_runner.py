@@ -1,4 +1,4 @@
-"""Whole experiments: repeatable, resumable after any interruption, safe from own code's mistakes.
+"""Whole experiments: repeatable, resumable after any interruption, safe from custom code that errs.
 
 Interruptions come from the watcher, which is called after each round, or from inside the writing of
 a file. A KeyboardInterrupt saves a checkpoint on its way out; a RuntimeError stands for a crash.
@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from holdout import results
-from holdout.config import Config
+from holdout.config import Config, parse
 from holdout.data.datasets import load
 from holdout.errors import ConfigError, PluginError, RunFolderError
 from holdout.experiments import runner
@@ -315,7 +315,8 @@ def test_resuming_with_another_config_is_refused_and_says_what_differs(data, int
     refused(
         interrupted,
         other,
-        match=r"another config: experiment\.rounds was 3, is 4; training\.momentum was 0\.5, is 0",
+        match=r"a different config: experiment\.rounds was 3, is 4; "
+        r"training\.momentum was 0\.5, is 0",
     )
 
 
@@ -548,6 +549,46 @@ def test_own_poisoned_labels_are_checked(data, poison, message):
     poisoner.poison_labels = poison
     with pytest.raises(PluginError, match=message):
         run(tiny.values(data) | {"attack": {}}, plugins=Plugins(attack=poisoner))
+
+
+def test_a_config_may_be_a_file_a_mapping_or_a_config(data, tmp_path):
+    values = tiny.values(data, experiment={"seeds": [0], "rounds": 1})
+    config = parse(values).checked()
+    path = tmp_path / "tiny.toml"
+    path.write_text(config.as_toml())
+    results_of = [run(given).table() for given in (values, config, path, str(path))]
+    assert all(found == results_of[0] for found in results_of)
+
+
+def test_a_file_that_is_none_is_refused_as_on_the_command_line(tmp_path):
+    with pytest.raises(ConfigError, match=r"missing\.toml: cannot be read"):
+        run(tmp_path / "missing.toml")
+    (tmp_path / "broken.toml").write_text("rounds = ")
+    with pytest.raises(ConfigError, match=r"broken\.toml: not TOML"):
+        run(str(tmp_path / "broken.toml"))
+
+
+def test_a_result_shows_itself_in_one_line_and_in_a_notebook_as_a_table(whole):
+    assert "\n" not in repr(whole)
+    assert repr(whole).startswith("<Result: mean, no attack ")
+    assert f"HoldOut {100 * whole.accuracy('holdout'):.1f} %" in repr(whole)
+    page = whole._repr_html_()
+    assert page.count("<tr>") == 1 + len(whole.table())
+    assert '<th scope="row">HoldOut</th>' in page
+
+
+def test_a_name_in_a_notebook_s_table_is_text(data):
+    values = tiny.values(data, experiment={"rules": ["<b>"], "rounds": 1, "seeds": [0]})
+    page = run(values, plugins=Plugins(rules={"<b>": first_row}))._repr_html_()
+    assert "&lt;b&gt;" in page
+    assert "<b>" not in page
+
+
+def test_a_result_reads_like_its_folder(whole):
+    in_memory, on_disk = results.read_run(whole), results.read_run(whole.folder)
+    assert in_memory.rows == on_disk.rows == list(in_memory)
+    assert in_memory.config == on_disk.config
+    assert len(in_memory) == len(whole.rounds)
 
 
 @pytest.mark.parametrize("name", ["mean", "holdout", "krum"])

@@ -180,7 +180,7 @@ def test_a_folder_that_cannot_be_written_can_be_verified(tmp_path, capsys):
 def test_a_mistaken_worker_leaves_nothing_that_stands_in_the_way(tmp_path, capsys):
     init = ("node", "init", tmp_path / "x", "--name", "a", "--address", "h:1")
     assert run(*init, "--worker", "mine") == 2
-    assert 'own code is named as "package.module:name"; got "mine"' in capsys.readouterr().err
+    assert 'custom code is named "package.module:name"; got "mine"' in capsys.readouterr().err
     assert run(*init, "--worker", "mine:worker") == 0
 
 

@@ -66,7 +66,7 @@ def _central(options: argparse.Namespace) -> "CommitteePlan":
 
     for name in ("delta_safety", "delta_progress"):
         if getattr(options, name) is not None:
-            raise UserError(f"{_option(name)} needs --decentralized; without it say --delta")
+            raise UserError(f"{_option(name)} needs --decentralized; without it, use --delta")
     if options.delta is None:
         raise UserError("plan needs --delta D, or --decentralized")
     return plan_committee(
@@ -84,7 +84,7 @@ def _decentralized(options: argparse.Namespace) -> "NetworkPlan":
     for name in ("delta", "committee"):
         if getattr(options, name) is not None:
             raise UserError(
-                f"{_option(name)} does not go with --decentralized; say --delta-safety and "
+                f"{_option(name)} cannot be used with --decentralized; use --delta-safety and "
                 "--delta-progress"
             )
     return plan_network(

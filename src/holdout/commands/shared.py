@@ -49,7 +49,7 @@ def seed_range(text: str) -> range:
     """The seeds `A..B`; B is not included."""
     first, dots, last = text.partition("..")
     if not dots:
-        _refuse(f"must be two whole numbers with dots between them, as 0..100; got {text!r}")
+        _refuse(f"must be two whole numbers such as 0..100; got {text!r}")
     return range(seed(first), seed(last))
 
 
@@ -90,13 +90,13 @@ def print_note(note: str) -> None:
 
 @contextlib.contextmanager
 def explain_resuming(begun: Path, command: Sequence[str]) -> Iterator[None]:
-    """If the run is stopped once `begun` is there, print the command that goes on with it."""
+    """If the run is stopped once `begun` is there, print the command that continues it."""
     try:
         yield
     except (KeyboardInterrupt, PluginError):
         if begun.exists():
             print(
-                f"\nEverything done so far is kept. Go on with:\n  {shlex.join(command)}",
+                f"\nEverything done so far is kept. Continue with:\n  {shlex.join(command)}",
                 file=sys.stderr,
             )
         raise

@@ -1,4 +1,4 @@
-"""From TOML, or values like it, to a config: every mistake is found before one is reported."""
+"""From TOML, or mappings like it, to a config: every mistake is found before any is reported."""
 
 import difflib
 import tomllib
@@ -24,7 +24,7 @@ class Parsed:
     """A config as far as it could be understood, and every mistake found so far.
 
     Keys with a mistake hold their default; `wrong` names them, so that later checks stay silent
-    about what was complained of already.
+    about what has been reported already.
     """
 
     config: Config
@@ -67,7 +67,7 @@ def parse(values: Mapping[str, Any]) -> Parsed:
 
 
 def _with_defaults_of_mode(values: dict[str, Any]) -> dict[str, Any]:
-    """Two keys that are left out mean something else where there is no server."""
+    """Fill in two keys whose defaults differ where there is no server."""
     federation = values.get("federation")
     if isinstance(federation, dict) and federation.get("mode") == "decentralized":
         federation.setdefault("disjoint", False)
@@ -111,7 +111,7 @@ def apply_settings(values: Mapping[str, Any], settings: list[str]) -> dict[str, 
         if isinstance(section, dict):
             section[parts[1]] = _read_value(text.strip())
         else:
-            problems.append(f"--set {setting}: {parts[0]} is no section")
+            problems.append(f"--set {setting}: {parts[0]} is not a section")
     if problems:
         raise ConfigError([*problems, *parse(result).problems])
     return result
@@ -143,11 +143,12 @@ def _describe(
         case "too_short" | "string_too_short":
             message = "must not be empty"
         case "string_pattern_mismatch":
-            message = "must be letters, digits, '.', '_' and '-', starting with a letter or digit"
-        case _ if key == "attack.gamma":
             message = (
-                'must be a number that is not negative, "adaptive", "krum" or "krum-unsquared"'
+                "must consist of letters, digits, '.', '_' and '-', "
+                "and start with a letter or digit"
             )
+        case _ if key == "attack.gamma":
+            message = 'must be a non-negative number, "adaptive", "krum" or "krum-unsquared"'
     return f"{key} = {value!r}: {message}"
 
 
@@ -160,7 +161,7 @@ def _suggest(section: str, names: Sequence[str]) -> str:
     close = difflib.get_close_matches(names[0] if names else section, list(fields), n=1)
     if close:
         return f"; did you mean {close[0]!r}?"
-    return f"; there are {', '.join(fields)}"
+    return f"; the {'keys' if names else 'sections'} are {', '.join(fields)}"
 
 
 def _deep_copy(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -184,29 +185,29 @@ def _relations(config: Config) -> list[Relation]:
         (
             ("experiment.rules",),
             len(set(rules)) == len(rules),
-            f"experiment.rules = {rules}: each rule once",
+            f"experiment.rules = {rules}: must name each rule once",
         ),
         (
             ("experiment.seeds",),
             len(set(seeds)) == len(seeds),
-            f"experiment.seeds = {seeds}: each seed once",
+            f"experiment.seeds = {seeds}: must name each seed once",
         ),
         (
             (*drawn, "federation.disjoint"),
             not federation.disjoint or proposers + voters <= workers,
-            f"federation.proposers + federation.voters = {proposers} + {voters}: at most "
-            f"federation.workers = {workers} when federation.disjoint = true",
+            f"federation.proposers + federation.voters = {proposers} + {voters}: must be at "
+            f"most federation.workers = {workers} when federation.disjoint = true",
         ),
         (
             (*drawn, "federation.disjoint"),
             federation.disjoint or max(proposers, voters) <= workers,
-            f"federation.proposers, federation.voters = {proposers}, {voters}: each at most "
-            f"federation.workers = {workers}",
+            f"federation.proposers, federation.voters = {proposers}, {voters}: must each be "
+            f"at most federation.workers = {workers}",
         ),
         (
             ("federation.byzantine", "federation.workers"),
             federation.byzantine_workers <= workers,
-            f"federation.byzantine = {write_share(federation.byzantine)}: at most the "
+            f"federation.byzantine = {write_share(federation.byzantine)}: must be at most the "
             f"{workers} workers",
         ),
         (
@@ -226,27 +227,27 @@ def _relations(config: Config) -> list[Relation]:
         (
             ("training.batch_size", "data.samples_per_worker"),
             training.batch_size <= data.samples_per_worker,
-            f"training.batch_size = {training.batch_size}: at most data.samples_per_worker = "
-            f"{data.samples_per_worker}",
+            f"training.batch_size = {training.batch_size}: must be at most "
+            f"data.samples_per_worker = {data.samples_per_worker}",
         ),
         (
             ("vote.samples", "data.samples_per_worker"),
             vote.samples <= data.samples_per_worker,
-            f"vote.samples = {vote.samples}: at most data.samples_per_worker = "
+            f"vote.samples = {vote.samples}: must be at most data.samples_per_worker = "
             f"{data.samples_per_worker}",
         ),
         (
             ("vote.scoring", "vote.bound"),
             vote.scoring == "exact" or vote.bound,
             "vote.scoring = 'first-order': needs vote.bound = true, since a linear score rewards "
-            "length without end",
+            "ever longer updates",
         ),
-        *_of_mode(config),
+        *_mode_relations(config),
     ]
 
 
-def _of_mode(config: Config) -> list[Relation]:
-    """What agreement without a server asks for, and what has no meaning there, or only there."""
+def _mode_relations(config: Config) -> list[Relation]:
+    """What agreement without a server needs, and what has a meaning in only one of the modes."""
     federation, liars = config.federation, config.federation.byzantine_workers
     workers, assumed = federation.workers, federation.byzantine_assumed
     if federation.mode == "central":
@@ -255,7 +256,7 @@ def _of_mode(config: Config) -> list[Relation]:
                 ("attack.equivocate",),
                 not config.attack.equivocate,
                 "attack.equivocate = true: needs federation.mode = 'decentralized', since a server "
-                "takes one version",
+                "accepts only one version",
             )
         ]
     return [
@@ -275,7 +276,7 @@ def _of_mode(config: Config) -> list[Relation]:
             ("training.momentum",),
             config.training.momentum == 0,
             f"training.momentum = {config.training.momentum}: must be 0 in mode 'decentralized', "
-            "since there is no server to have it",
+            "since there is no server to keep it",
         ),
         (
             ("vote.bound",),

@@ -105,7 +105,10 @@ def _check(
     place = restore(checkpoint)
     check_fit(plan, place, done)
     if not curves.start <= place.curve <= curves.stop:
-        raise RunFolderError(f"{results.CHECKPOINT} is of curve {place.curve}, not in {curves}")
+        raise RunFolderError(
+            f"{results.CHECKPOINT} belongs to curve {place.curve}; expected one from "
+            f"{curves.start} to {curves.stop}"
+        )
 
 
 def _run_curves(works: Sequence[_Work]) -> None:

@@ -135,7 +135,7 @@ def plan_committee(
             return odds.chernoff_size(f=f, draws=draws, delta=delta)
         except OverflowError:
             raise UserError(
-                f"the bound cannot be computed with numbers so extreme; got f = {float(f)}, "
+                f"the bound cannot be computed for numbers this extreme; got f = {float(f)}, "
                 f"delta = {delta}"
             ) from None
 
