@@ -10,10 +10,10 @@ The tree says whose fault it is:
     │   ├── DottedNameError     a "package.module:name" that leads nowhere
     │   ├── PluginError         a custom rule, attack or model failed while it ran
     │   ├── ModelError          a model that does not fit the data, or that we cannot train
-    │   ├── RunFolderError      the run folder is taken, damaged, locked or of another config
+    │   ├── RunFolderError      the run folder is taken, damaged, locked or of a different config
     │   └── StoreError          a node cannot write what it must remember, or has no room to
     ├── AuditError          the chain in a node's store does not hold; exit code 1
-    ├── LearnerFailed       a member's own code failed: it misses a role, its node goes on
+    ├── LearnerFailed       a member's code failed: it misses a role, its node continues
     ├── LocalnetFailed      a rehearsed network did not do what it must; exit code 1
     ├── InvalidMessage      a peer's bytes hold no message; never leaves the agreement core
     └── MisuseError         code of this package broke a contract: a bug
@@ -75,7 +75,7 @@ class ModelError(UserError):
 
 
 class RunFolderError(UserError):
-    """A run folder cannot be used: taken, damaged, locked, or of another config."""
+    """A run folder cannot be used: taken, damaged, locked, or of a different config."""
 
 
 class StoreError(UserError):
@@ -87,7 +87,7 @@ class AuditError(HoldoutError):
 
 
 class LearnerFailed(HoldoutError):  # noqa: N818  # Expected: the worker misses a role, no more.
-    """A member's own code raised, took too long or ended."""
+    """A member's code raised, took too long or ended."""
 
 
 class LocalnetFailed(HoldoutError):  # noqa: N818  # Said in the closing line; exit code 1.

@@ -4,11 +4,11 @@
     results.jsonl   one line a round, streamed; see `holdout.rounds.RoundRecord`
     summary.json    one entry a curve
     accuracy.png, report.html
-    checkpoint/     where to go on after an interruption
+    checkpoint/     where to continue after an interruption
 
 A file appears whole or not at all: it is written under a temporary name, synced and renamed. The
-exception is `results.jsonl`, which grows; a checkpoint states how much of it is good, and resuming
-cuts off the rest, once all is known to fit. A lock keeps a second process out.
+exception is `results.jsonl`, which grows: a checkpoint states how much of it is good, and resuming
+cuts off the rest, once everything is known to fit. A lock keeps a second process out.
 """
 
 import fcntl
@@ -38,7 +38,7 @@ CONFIG, ROUNDS, SUMMARY = "config.toml", "results.jsonl", "summary.json"
 CHECKPOINT = Path("checkpoint") / "state.npz"
 LOCK = ".lock"
 
-# What a round that moved the model, or ended the curve, says of itself; every other is empty.
+# The outcomes of rounds that moved the model or ended the curve; every other round is empty.
 MOVED = frozenset({"step", "diverged"})
 
 Arrays = Mapping[str, npt.NDArray[Any]]
@@ -46,7 +46,7 @@ Arrays = Mapping[str, npt.NDArray[Any]]
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """The state to go on from: how many rounds are recorded, and what the next one needs."""
+    """The state to continue from: how many rounds are recorded, and what the next one needs."""
 
     meta: Mapping[str, Any]
     arrays: Arrays
@@ -124,7 +124,7 @@ def jsonable(value: Any) -> Any:
 
 
 def to_json(value: Any, *, indent: int | None = None) -> str:
-    """JSON that any reader accepts."""
+    """The value as JSON that any reader accepts."""
     return json.dumps(jsonable(value), allow_nan=False, indent=indent, ensure_ascii=False)
 
 
@@ -152,7 +152,7 @@ class RunFolder:
         self._digest = hashlib.sha256((path / ROUNDS).read_bytes())
 
     def append(self, record: Mapping[str, Any]) -> ResultsMark:
-        """Stream one round's line; how far the results go with it."""
+        """Append one round's line; how far the results now reach."""
         line = (to_json(record) + "\n").encode()
         self._rounds.write(line)
         self._rounds.flush()
@@ -160,11 +160,11 @@ class RunFolder:
         return self.mark()
 
     def mark(self) -> ResultsMark:
-        """How far the results go now."""
+        """How far the results reach."""
         return ResultsMark(self._rounds.tell(), self._digest.hexdigest())
 
     def save(self, checkpoint: Checkpoint, mark: ResultsMark) -> None:
-        """Make the results durable, and the checkpoint the place to go on from after `mark`."""
+        """Make the results durable up to `mark`, and the checkpoint the place to continue from."""
         os.fsync(self._rounds.fileno())
         meta = {
             **checkpoint.meta,
@@ -190,11 +190,12 @@ class RunFolder:
 
 @contextmanager
 def create(path: Path, config_toml: str) -> Iterator[RunFolder]:
-    """A new run folder; refused if anything is there, but for what a start cut short has left."""
+    """Make a run folder; refuse one that holds more than what an interrupted start left behind."""
     with ExitStack() as stack:
         with _explained(path):
             path.mkdir(parents=True, exist_ok=True)
-            # Before, so that nothing is put into a folder of others; after, as it may have changed.
+            # Before the lock, so that nothing is put into a folder of others; and after it, since
+            # the folder may have changed meanwhile.
             _refuse_unless_free(path)
             stack.enter_context(_lock(path))
             _refuse_unless_free(path)
@@ -207,7 +208,7 @@ def create(path: Path, config_toml: str) -> Iterator[RunFolder]:
 
 
 def _refuse_unless_free(path: Path) -> None:
-    """Nothing may be there but what `create` makes before the config, and nothing in it."""
+    """Refuse a folder that holds more than the empty files that `create` begins with."""
     partial = {f".{ROUNDS}.partial", f".{CONFIG}.partial"}
     empty = {LOCK, ROUNDS, CHECKPOINT.parent.name}
     for entry in path.iterdir():
@@ -225,7 +226,7 @@ def resume(
     *,
     check: Callable[[Checkpoint, Sequence[Mapping[str, Any]]], None],
 ) -> Iterator[tuple[RunFolder, Checkpoint | None]]:
-    """An existing run folder and where to go on; refused if the config differs or it is damaged.
+    """Open a run folder to continue it; refused if the config differs or the folder is damaged.
 
     `check` sees the checkpoint and the rounds that it vouches for before anything is changed.
     """
@@ -260,7 +261,7 @@ def free_path(parent: Path, name: str) -> Path:
 
 
 def last_path(parent: Path, name: str) -> Path:
-    """The last of parent/name, name-2, name-3, ... that is there."""
+    """The last of parent/name, name-2, name-3, ... that exists."""
     path, number = parent / name, 1
     while (following := parent / f"{name}-{number + 1}").exists():
         path, number = following, number + 1
@@ -360,7 +361,7 @@ def _read_rounds(path: Path, content: bytes) -> list[Mapping[str, Any]]:
 
 @contextmanager
 def _explained(path: Path) -> Iterator[None]:
-    """What the disk refuses while a run folder is opened becomes a message to the user."""
+    """Turn an error of the file system into a message about the run folder."""
     try:
         yield
     except (NotADirectoryError, FileExistsError) as error:

@@ -19,7 +19,7 @@ from holdout.shares import byzantine_count, read_share, write_share
 
 
 def _plain(value: object) -> object:
-    """A value that TOML and JSON can both hold; NaN and infinity are none."""
+    """A value that both TOML and JSON can hold, which leaves out NaN and infinity."""
     match value:
         case bool() | int() | str():
             return value

@@ -29,7 +29,7 @@ SETTINGS: list[Any] = [
 ]
 LABEL_CHARACTERS_MAX = 32
 TITLE_CHARACTERS_MAX = 44
-"""In a line of a panel's title: more would run into the next panel's."""
+"""A longer line of a panel's title would run into the next panel's."""
 MARKERS_PER_CURVE = 8
 
 COLOURS = ("#D55E00", "#009E73", "#CC79A7", "#E69F00", "#6B6B6B", "#7A4B94")
@@ -68,7 +68,7 @@ class Look:
 
 def looks(curves: Sequence[CurveResult]) -> list[Look]:
     """A look for each curve, the same in the figure and on the page."""
-    own = {
+    reserved = {
         "holdout": Look("#0072B2", "solid", "circle", 2.4),
         "holdout-paper": Look("#56B4E9", "solid", "cross", 2.0),
     }
@@ -76,9 +76,9 @@ def looks(curves: Sequence[CurveResult]) -> list[Look]:
     for curve in curves:
         if curve.is_baseline:
             found.append(Look("#000000", "longdash", "none", 1.6))
-        elif curve.attack != NO_ATTACK and curve.rule in own:
+        elif curve.attack != NO_ATTACK and curve.rule in reserved:
             # Under a second attack the rule looks like any other: no two curves look the same.
-            found.append(own.pop(curve.rule))
+            found.append(reserved.pop(curve.rule))
         else:
             colour = COLOURS[others % len(COLOURS)]
             found.append(
@@ -100,7 +100,7 @@ def looks_of_rules(panels: Sequence[Sequence[CurveResult]]) -> dict[str, Look]:
 
 def accuracy_png(curves: Sequence[CurveResult]) -> bytes:
     """The accuracy of every curve over the rounds; the same curves give the same bytes."""
-    # The user's own matplotlib settings must not change the picture.
+    # The user's matplotlib settings must not change the picture.
     with context(SETTINGS):
         figure = Figure(figsize=SIZE_INCHES, dpi=DPI, layout="constrained")
         axes = _prepared(figure.add_subplot())

@@ -14,7 +14,7 @@ from holdout.experiments.curves import (
 )
 from holdout.shares import byzantine_count, read_share
 
-# Differences below what the page prints are none.
+# A difference smaller than what the page prints does not count.
 LEVEL_POINTS = 0.05
 
 
@@ -91,7 +91,7 @@ def _sentence(rows: Sequence[TableRow], opening: str, *, complete: bool) -> str:
 
 
 def _eminence(row: TableRow) -> tuple[int, float]:
-    """What orders the rows by how much the reader came for them: HoldOut, then the best."""
+    """Sorts rows by what the reader came for: HoldOut first, then the most accurate."""
     first = {"holdout": 0, "holdout-paper": 1}
     return first.get(row.rule, 2), -(row.accuracy or 0.0)
 

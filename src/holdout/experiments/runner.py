@@ -1,4 +1,4 @@
-"""Run an experiment: curve after curve, round after round, resumable after any of them."""
+"""Run an experiment: curve after curve, round after round, resumable after any round."""
 
 import os
 import platform
@@ -121,7 +121,7 @@ def run(
     out: Path | str | None = None,
     resume: bool = False,
     plugins: Plugins | None = None,
-    watch: Watch | None = None,
+    watch: Callable[[Progress], None] | None = None,
     say: Callable[[str], None] | None = None,
 ) -> Result:
     """Run an experiment: some rules, one attack, one or several seeds.
@@ -152,7 +152,8 @@ def run(
     values = read_file(Path(config)) if isinstance(config, str | Path) else config
     plan = make_plan(values, plugins)
     notes = _tell(say, notes_on(plan.config))
-    # Also around the check of a checkpoint, which founds a network anew: last bits depend on it.
+    # Also while a checkpoint is checked: that founds a network anew, and its last bits depend on
+    # the number of threads.
     with _threads(plan.config):
         if out is None:
             return finish(plan, _run_curves(plan, None, None, [], watch), None, notes)
@@ -243,7 +244,7 @@ def run_curve(
             record, state = run_round(federation, curve, state)
             line = record.as_dict()
             mark = folder.append(line) if folder else None
-            # One assignment: an interruption leaves the place before or after the round.
+            # One assignment, so that an interruption leaves the place before or after the round.
             place = Place(number, state, mark)
             rounds.append(results.jsonable(line))
             if folder and mark and record.accuracy is not None and state.round < experiment.rounds:
@@ -269,7 +270,7 @@ def finish(
     *,
     threads: int | None = None,
 ) -> Result:
-    """The result of all curves; into the folder go its summary and report."""
+    """The result of all curves; its summary and report go into the folder."""
     summary = results.summarise(
         rounds,
         config=plan.config.as_dict(),
