@@ -48,13 +48,13 @@ $(BENCH)/.ready: $(READY)
 	$(BIN)/python -m bench.environment $(BENCH)
 	touch $@
 
+docs: $(READY)  ## docs/api.md, from the docstrings.
+	$(BIN)/python tools/api_page.py
+
 readme: $(READY)  ## The README's table: the demo with ten seeds (about ten minutes).
 	rm -rf runs/readme
 	$(BIN)/holdout run --set experiment.seeds='[0,1,2,3,4,5,6,7,8,9]' --out runs/readme
 	$(BIN)/python tools/readme_table.py runs/readme
-
-docs: $(READY)  ## docs/api.md, from the docstrings.
-	$(BIN)/python tools/api_page.py
 
 results: $(READY)  ## What docs/paper.md and docs/robustness.md report; long, stop and go on anytime.
 	$(BIN)/python tools/paper_queue.py --data $(or $(DATA),$(error DATA=folder with mnist and cifar10)) --runs runs/paper

@@ -68,7 +68,7 @@ class Look:
 
 def looks(curves: Sequence[CurveResult]) -> list[Look]:
     """A look for each curve, the same in the figure and on the page."""
-    reserved = {
+    own = {
         "holdout": Look("#0072B2", "solid", "circle", 2.4),
         "holdout-paper": Look("#56B4E9", "solid", "cross", 2.0),
     }
@@ -76,9 +76,9 @@ def looks(curves: Sequence[CurveResult]) -> list[Look]:
     for curve in curves:
         if curve.is_baseline:
             found.append(Look("#000000", "longdash", "none", 1.6))
-        elif curve.attack != NO_ATTACK and curve.rule in reserved:
+        elif curve.attack != NO_ATTACK and curve.rule in own:
             # Under a second attack the rule looks like any other: no two curves look the same.
-            found.append(reserved.pop(curve.rule))
+            found.append(own.pop(curve.rule))
         else:
             colour = COLOURS[others % len(COLOURS)]
             found.append(

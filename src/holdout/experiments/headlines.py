@@ -91,7 +91,7 @@ def _sentence(rows: Sequence[TableRow], opening: str, *, complete: bool) -> str:
 
 
 def _eminence(row: TableRow) -> tuple[int, float]:
-    """Sorts rows by what the reader came for: HoldOut first, then the most accurate."""
+    """What orders the rows by how much the reader came for them: HoldOut, then the best."""
     first = {"holdout": 0, "holdout-paper": 1}
     return first.get(row.rule, 2), -(row.accuracy or 0.0)
 

@@ -1,6 +1,6 @@
 """The commands `holdout node ...`, `holdout network ...` and `holdout localnet`.
 
-Parsing and printing only, like `holdout.commands`, which lists these among its own. What is slow to
+Parsing and printing only, like `holdout.cli`, which adds these commands to its own. What is slow to
 import is imported by the command that needs it.
 """
 
