@@ -3,10 +3,14 @@
 import ast
 import doctest
 import importlib.util
+import inspect
 import re
 import subprocess
 import sys
+from collections.abc import Callable
+from dataclasses import InitVar, dataclass
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 
@@ -194,3 +198,44 @@ def test_what_is_not_there_is_an_attribute_error(monkeypatch):
     monkeypatch.setitem(sys.modules, "flwr", None)
     with pytest.raises(AttributeError, match=r"holdout.flower needs Flower: pip install"):
         _ = holdout.flower
+
+
+@dataclass(frozen=True)
+class Held:
+    """An object that is called like a function."""
+
+    function: Callable[..., int]
+    label: str
+
+    def __call__(self, *given: int) -> int:
+        return self.function(*given)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Inheriting(Held):
+    """A class whose constructor takes more than it says itself."""
+
+    more: InitVar[int | None] = None
+    kinds: ClassVar[int] = 3
+
+
+def doubled(number: int) -> int:
+    """Twice the number."""
+    return 2 * number
+
+
+def test_an_object_that_holds_a_function_is_described_by_it():
+    name = api_page.Name("holdout", "twice", Held(doubled, "Twice"))
+    assert name.needs_example
+    assert "twice(number: int) -> int\n" in api_page.entry(name)
+    assert "Twice the number." in api_page.entry(name)
+
+
+def test_a_constructor_is_shown_with_what_it_inherits(monkeypatch):
+    source = {kind.__name__: inspect.getsource(kind) for kind in (Held, Inheriting)}
+    monkeypatch.setattr(inspect, "getsource", lambda kind: source[kind.__name__])
+    for kind in (Held, Inheriting):
+        monkeypatch.setattr(kind, "__module__", "holdout.held")
+    shown = api_page.entry(api_page.Name("holdout", "Inheriting", Inheriting))
+    taken = "(function: Callable[..., int], label: str, *, more: int | None = None)"
+    assert f"class Inheriting{taken}\n" in shown

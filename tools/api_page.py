@@ -145,7 +145,9 @@ def entry(name: Name) -> str:
     parts += [docstring.summary, docstring.body]
     parts.append("\n".join(_item(key, text) for key, text in docstring.arguments.items()))
     if isinstance(name.value, type) and not name.is_exception:
-        parts += ["\n".join(_class_items(name.value)), *_config_tables(name.value)]
+        described = [] if docstring.arguments else _field_items(name.value)
+        items = [*described, *_member_items(name.value)]
+        parts += ["\n".join(items), *_config_tables(name.value)]
     elif isinstance(name.value, Mapping):
         parts.append("Holds " + ", ".join(f"`{key}`" for key in name.value) + ".")
     if docstring.example:
@@ -239,14 +241,14 @@ def _class_signature(name: str, kind: type) -> str:
     for node in _tree(kind).body:
         if isinstance(node, ast.FunctionDef) and node.name == "__init__":
             return f"class {_function_signature(name, node, returns=False)}"
-    listed = [field_name for field_name, _ in _fields(kind) if not field_name.startswith("_")]
-    return f"class {_joined(name, [_field_signature(kind, field) for field in listed])}"
-
-
-def _field_signature(kind: type, field: str) -> str:
-    node = dict(_fields(kind))[field]
-    default = "" if node.value is None else f" = {_default(node.value)}"
-    return f"{field}: {ast.unparse(node.annotation)}{default}"
+    arguments = []
+    made = getattr(kind, "__dataclass_fields__", {})
+    for field in _fields(kind):
+        if field.name in made and made[field.name].kw_only and "*" not in arguments:
+            arguments.append("*")
+        default = "" if field.default is None else f" = {_default(field.default)}"
+        arguments.append(f"{field.name}: {field.annotation}{default}")
+    return f"class {_joined(name, arguments)}"
 
 
 def _default(node: ast.expr) -> str:
@@ -301,17 +303,16 @@ def _joined(name: str, arguments: list[str], result: str = "") -> str:
 # -- what is in a class ---------------------------------------------------------------------------
 
 
-def _class_items(kind: type) -> Iterator[str]:
+def _field_items(kind: type) -> list[str]:
+    # A config's fields are sections, which have tables.
+    return [_item(f.name, f.about) for f in _fields(kind) if not hasattr(kind, "model_fields")]
+
+
+def _member_items(kind: type) -> Iterator[str]:
     if issubclass(kind, enum.Enum):
-        for member in _assignments(_tree(kind).body):
-            yield _item(member[0], member[2])
+        for member, _, about in _assignments(_tree(kind).body):
+            yield _item(member, about)
         return
-    source = inspect.getsource(kind).splitlines()
-    below = {field: text for field, _, text in _assignments(_tree(kind).body)}
-    for field, node in _fields(kind):
-        if not hasattr(kind, "model_fields"):
-            comment = source[node.end_lineno - 1].partition("  # ")[2] if node.end_lineno else ""
-            yield _item(field, below.get(field) or comment)
     for node in _tree(kind).body:
         if isinstance(node, ast.FunctionDef) and not node.name.startswith("_"):
             is_property = any("property" in ast.unparse(d) for d in node.decorator_list)
@@ -343,15 +344,32 @@ def _choices(annotation: Any) -> str:
     return "One of " + ", ".join(f"`{json.dumps(choice)}`" for choice in get_args(annotation)) + "."
 
 
-def _fields(kind: type) -> list[tuple[str, ast.AnnAssign]]:
-    if not is_dataclass(kind) and not hasattr(kind, "model_fields"):
-        return []
-    return [
-        (node.target.id, node)
-        for node in _tree(kind).body
-        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name)
-        if not node.target.id.startswith("_")
-    ]
+@dataclass(frozen=True)
+class Field:
+    """A field of a dataclass or a config, as it is written."""
+
+    name: str
+    annotation: str
+    default: ast.expr | None
+    about: str
+
+
+def _fields(kind: type) -> list[Field]:
+    """The fields of a class in the order of its constructor, those of its bases first."""
+    found: dict[str, Field] = {}
+    for base in reversed(kind.__mro__):
+        has_fields = "__dataclass_fields__" in vars(base) or hasattr(base, "model_fields")
+        if not has_fields or base.__module__.partition(".")[0] != "holdout":
+            continue
+        body = _tree(base).body
+        about = {name: text for name, _, text in _assignments(body)}
+        for node in body:
+            match node:
+                case ast.AnnAssign(target=ast.Name(id=name), annotation=annotation, value=value):
+                    written = re.sub(r"^InitVar\[(.*)\]$", r"\1", ast.unparse(annotation))
+                    if not name.startswith("_") and not written.startswith("ClassVar"):
+                        found[name] = Field(name, written, value, about[name])
+    return list(found.values())
 
 
 # -- source ---------------------------------------------------------------------------------------
