@@ -10,7 +10,7 @@ BENCH := .venv-bench
 export OMP_WAIT_POLICY ?= PASSIVE
 export OPENBLAS_NUM_THREADS ?= 1
 
-.PHONY: run run-decentralized test check format bench readme results soak fuzz clean
+.PHONY: run run-decentralized test check format bench readme docs results soak fuzz clean
 
 run: $(READY)  ## The demo: HoldOut SGD against Krum and others, under attack, offline.
 	$(BIN)/holdout run
@@ -47,6 +47,9 @@ $(BENCH)/.ready: $(READY)
 	$(BENCH)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps byzfl==0.0.11
 	$(BIN)/python -m bench.environment $(BENCH)
 	touch $@
+
+docs: $(READY)  ## docs/api.md, from the docstrings.
+	$(BIN)/python tools/api_page.py
 
 readme: $(READY)  ## The README's table: the demo with ten seeds (about ten minutes).
 	rm -rf runs/readme

@@ -18,7 +18,7 @@ import tomli_w
 from tests import tiny
 
 from holdout import __version__
-from holdout.cli import run_command
+from holdout.commands import run_command
 from holdout.experiments import figures, report
 from holdout.experiments.reproduce import FIGURES
 
@@ -202,8 +202,8 @@ def test_plan_knows_networks_without_a_server(capsys):
     ("arguments", "message"),
     [
         (network("--rounds", "9", byzantine="34"), "n >= 3B + 1 workers"),
-        (network("--rounds", "9", "--delta", "0.1"), "--delta does not go with --decentralized"),
-        (network("--rounds", "9", "--committee", "9"), "--committee does not go with"),
+        (network("--rounds", "9", "--delta", "0.1"), "--delta cannot be used with --decentralized"),
+        (network("--rounds", "9", "--committee", "9"), "--committee cannot be used with"),
         ([*plan(), "--delta-safety", "0.1"], "--delta-safety needs --decentralized"),
         ([*plan(), "--delta-progress", "0.1"], "--delta-progress needs --decentralized"),
         (plan()[:-2], "plan needs --delta D, or --decentralized"),
@@ -359,9 +359,9 @@ def test_a_taken_folder_is_refused_and_left_alone(config, capsys):
     Path("out/mine.txt").write_text("mine")
     assert "exists and is not empty" in refused(capsys, "run", config, "--out", "out")
     assert "not a folder" in refused(capsys, "run", config, "--out", "tiny.toml/below")
-    assert "is no run folder" in refused(capsys, "run", config, "--out", "out", "--resume")
-    assert "is no run folder" in refused(capsys, "run", "--out", "new", "--resume")
-    assert "is no run folder" in refused(capsys, "run", config, "--resume")
+    assert "is not a run folder" in refused(capsys, "run", config, "--out", "out", "--resume")
+    assert "is not a run folder" in refused(capsys, "run", "--out", "new", "--resume")
+    assert "is not a run folder" in refused(capsys, "run", config, "--resume")
     assert tiny.contents(Path("out")) == {"mine.txt": b"mine"}
     assert not Path("new").exists()
 

@@ -122,11 +122,11 @@ MISTAKES = [
     ("experiment", "rules", "mean", "must be a valid list"),
     ("experiment", "rules", ["mean", 3], "must be a valid string"),
     ("experiment", "rules", ["krum", "krum"], "each rule once"),
-    ("experiment", "name", "../up", "must be letters, digits"),
-    ("experiment", "name", "a/b", "must be letters, digits"),
-    ("experiment", "name", "..", "must be letters, digits"),
-    ("experiment", "name", "a\n", "must be letters, digits"),
-    ("experiment", "name", "x" * 101, "must be letters, digits"),
+    ("experiment", "name", "../up", "must consist of letters, digits"),
+    ("experiment", "name", "a/b", "must consist of letters, digits"),
+    ("experiment", "name", "..", "must consist of letters, digits"),
+    ("experiment", "name", "a\n", "must consist of letters, digits"),
+    ("experiment", "name", "x" * 101, "must consist of letters, digits"),
     ("experiment", "baseline", 1, "must be a valid boolean"),
     ("experiment", "threads", -1, "must be greater than or equal to 0"),
     ("experiment", "threads", 10**9, "must be less than or equal to 1024"),
@@ -164,11 +164,11 @@ MISTAKES = [
         "attack",
         "gamma",
         -1,
-        'must be a number that is not negative, "adaptive", "krum" or "krum-unsquared"',
+        'must be a non-negative number, "adaptive", "krum" or "krum-unsquared"',
     ),
-    ("attack", "gamma", math.nan, "must be a number that is not negative"),
-    ("attack", "gamma", True, "must be a number that is not negative"),
-    ("attack", "gamma", "strong", "must be a number that is not negative"),
+    ("attack", "gamma", math.nan, "must be a non-negative number"),
+    ("attack", "gamma", True, "must be a non-negative number"),
+    ("attack", "gamma", "strong", "must be a non-negative number"),
     ("attack", "gamma_max", math.inf, "must be a finite number"),
     ("attack", "direction", 2, "must be 1 or -1"),
     ("attack", "direction", True, "must be a whole number"),
@@ -192,25 +192,26 @@ def test_a_mistake_names_the_key_the_value_and_the_rule(section, key, value, rul
 RELATIONS = [
     (
         {"federation": {"proposers": 60, "voters": 41}},
-        "federation.proposers + federation.voters = 60 + 41: at most federation.workers = 100 "
-        "when federation.disjoint = true",
+        "federation.proposers + federation.voters = 60 + 41: must be at most "
+        "federation.workers = 100 when federation.disjoint = true",
     ),
     (
         {"federation": {"proposers": 101, "voters": 5, "disjoint": False}},
-        "federation.proposers, federation.voters = 101, 5: each at most federation.workers = 100",
+        "federation.proposers, federation.voters = 101, 5: must each be at most "
+        "federation.workers = 100",
     ),
     (
         {"training": {"batch_size": 2001}},
-        "training.batch_size = 2001: at most data.samples_per_worker = 2000",
+        "training.batch_size = 2001: must be at most data.samples_per_worker = 2000",
     ),
     (
         {"vote": {"samples": 2001}},
-        "vote.samples = 2001: at most data.samples_per_worker = 2000",
+        "vote.samples = 2001: must be at most data.samples_per_worker = 2000",
     ),
     (
         {"vote": {"scoring": "first-order", "bound": False}},
         "vote.scoring = 'first-order': needs vote.bound = true, since a linear score rewards "
-        "length without end",
+        "ever longer updates",
     ),
     (
         {"federation": {"redraw_until_honest_majority": True, "byzantine": 0.69}},
@@ -219,8 +220,8 @@ RELATIONS = [
     ),
     (
         {"attack": {"equivocate": True}},
-        "attack.equivocate = true: needs federation.mode = 'decentralized', since a server takes "
-        "one version",
+        "attack.equivocate = true: needs federation.mode = 'decentralized', since a server "
+        "accepts only one version",
     ),
     (
         {"federation": {"mode": "decentralized", "disjoint": True}},
@@ -235,7 +236,7 @@ RELATIONS = [
     (
         {"federation": {"mode": "decentralized"}, "training": {"momentum": 0.9}},
         "training.momentum = 0.9: must be 0 in mode 'decentralized', since there is no server to "
-        "have it",
+        "keep it",
     ),
     (
         {"federation": {"mode": "decentralized"}, "vote": {"bound": False}},
@@ -337,12 +338,12 @@ def test_a_wrong_number_is_not_held_against_others():
     ("values", "problem"),
     [
         ({"experiment": {"round": 3}}, "experiment.round = 3: unknown key; did you mean 'rounds'?"),
-        ({"rounds": 3}, "rounds: unknown key; there are experiment, data, model, training,"),
+        ({"rounds": 3}, "rounds: unknown key; the sections are experiment, data, model, training,"),
         ({"votes": {}}, "votes: unknown key; did you mean 'vote'?"),
-        ({"a.b": 1}, "a.b: unknown key; there are experiment,"),
-        ({"vote": {"a.b": 1}}, "vote.a.b = 1: unknown key; there are samples, gate,"),
-        ({"vote": {"": 1}}, "vote. = 1: unknown key; there are samples, gate,"),
-        ({1: 2}, "1: unknown key; there are experiment,"),
+        ({"a.b": 1}, "a.b: unknown key; the sections are experiment,"),
+        ({"vote": {"a.b": 1}}, "vote.a.b = 1: unknown key; the keys are samples, gate,"),
+        ({"vote": {"": 1}}, "vote. = 1: unknown key; the keys are samples, gate,"),
+        ({1: 2}, "1: unknown key; the sections are experiment,"),
         ({"vote": 3}, "vote = 3: must be a section"),
         ({"vote": [{}]}, "vote = [{}]: must be a section"),
     ],

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from holdout.cli import _parser
+from holdout.commands import make_parser
 from holdout.config import parse
 from holdout.dotted import resolve
 
@@ -92,7 +92,7 @@ def test_toml_blocks_are_configs_or_parts_of_one(path):
 def test_commands_are_understood(path):
     for command in commands(path):
         # Whoever writes such a line means it to work, whatever the files are called.
-        _parser().parse_args(shlex.split(command)[1:])
+        make_parser().parse_args(shlex.split(command)[1:])
     targets = re.findall(r"^make (\w+)", text_of(path, "sh"), re.MULTILINE)
     makefile = (ROOT / "Makefile").read_text("utf-8")
     assert all(re.search(rf"^{target}:", makefile, re.MULTILINE) for target in targets)

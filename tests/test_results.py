@@ -4,7 +4,9 @@ import json
 import math
 import multiprocessing
 import os
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -21,6 +23,39 @@ TOML = '[experiment]\nname = "x"\nrounds = 3\n'
 @pytest.fixture(autouse=True)
 def _no_waiting_for_the_disk(monkeypatch):
     monkeypatch.setattr(os, "fsync", lambda _: None)
+
+
+ROWS = [
+    {"rule": "mean", "round": 1, "accuracy": 0.5},
+    {"rule": "krum", "round": 1, "accuracy": None},
+]
+
+
+def test_a_run_is_a_sequence_of_rows_and_prints_as_one_line():
+    run = results.Run(Path("runs/x"), CONFIG, ROWS)
+    assert (list(run), len(run), run[1], run[:1]) == (ROWS, 2, ROWS[1], ROWS[:1])
+    assert repr(run) == "<Run 'runs/x': 2 rounds of mean, krum>"
+    assert repr(results.Run(None, CONFIG, [])) == "<Run: 0 rounds>"
+
+
+def test_a_run_becomes_a_data_frame_of_its_rows():
+    pandas = pytest.importorskip("pandas")
+    frame = results.Run(None, CONFIG, ROWS).to_pandas()
+    assert isinstance(frame, pandas.DataFrame)
+    assert frame["rule"].tolist() == ["mean", "krum"]
+    assert list(frame.columns) == ["rule", "round", "accuracy"]
+
+
+def test_any_module_called_pandas_gets_the_rows(monkeypatch):
+    stand_in = SimpleNamespace(DataFrame=lambda rows: ("frame", rows))
+    monkeypatch.setitem(sys.modules, "pandas", stand_in)
+    assert results.Run(None, CONFIG, ROWS).to_pandas() == ("frame", ROWS)
+
+
+def test_without_pandas_the_message_says_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    with pytest.raises(ModuleNotFoundError, match="needs pandas: pip install pandas"):
+        results.Run(None, CONFIG, ROWS).to_pandas()
 
 
 @pytest.mark.parametrize("parts", [1, 2, 3, 4])
@@ -102,10 +137,10 @@ def test_resuming_cuts_off_what_the_checkpoint_does_not_vouch_for(folder):
     with results.resume(folder, CONFIG, check=lambda *what: seen.append(what)) as (run, state):
         assert state.meta["round"] == 2
         assert state.arrays["weights"].tolist() == [0, 1, 2, 3, 4]
-        assert [r["round"] for r in read_run(folder).rounds] == [1, 2]
+        assert [r["round"] for r in read_run(folder).rows] == [1, 2]
         run.append({"round": 3})
     assert seen == [(state, [{"round": 1}, {"round": 2}])]
-    assert [r["round"] for r in read_run(folder).rounds] == [1, 2, 3]
+    assert [r["round"] for r in read_run(folder).rows] == [1, 2, 3]
 
 
 def test_marks_go_on_after_resuming_as_if_never_stopped(folder, tmp_path):
@@ -120,7 +155,7 @@ def test_without_a_checkpoint_all_is_done_again(folder):
     (folder / results.CHECKPOINT).unlink()
     with results.resume(folder, CONFIG, check=accept) as (_, checkpoint):
         assert checkpoint is None
-        assert read_run(folder).rounds == []
+        assert read_run(folder).rows == []
 
 
 @pytest.mark.parametrize("name", [".hidden", "results.jsonl", "anything"])
@@ -184,10 +219,10 @@ def test_an_error_inside_a_run_is_not_taken_for_one_of_the_folder(tmp_path):
 
 
 def test_a_folder_that_is_no_run_is_refused(tmp_path):
-    refused(tmp_path, "is no run folder: config.toml is missing")
+    refused(tmp_path, "is not a run folder: config.toml is missing")
     (tmp_path / "other").write_text("mine")
-    refused(tmp_path, "is no run folder")
-    with pytest.raises(RunFolderError, match="no run folder"):
+    refused(tmp_path, "is not a run folder")
+    with pytest.raises(RunFolderError, match="not a run folder"):
         results.read_config(tmp_path / "missing")
     with pytest.raises(RunFolderError, match="cannot be read"):
         results.read_config(tmp_path / "other")
@@ -197,7 +232,7 @@ def test_another_config_is_refused_and_every_difference_named(folder):
     other = {"experiment": {"name": "x", "rounds": 4}, "vote": {"samples": 1}}
     refused(
         folder,
-        r"another config: experiment\.rounds was 3, is 4; vote\.samples was None, is 1;",
+        r"different config: experiment\.rounds was 3, is 4; vote\.samples was None, is 1;",
         config=other,
     )
 
@@ -205,7 +240,7 @@ def test_another_config_is_refused_and_every_difference_named(folder):
 @pytest.mark.parametrize("content", ["experiment = 5", "", "a.b.c = 1"])
 def test_a_damaged_config_is_another_config(folder, content):
     (folder / "config.toml").write_text(content)
-    refused(folder, "another config")
+    refused(folder, "different config")
 
 
 @pytest.mark.parametrize("content", [b"\xff", b"[experiment", b"a = "])
@@ -250,20 +285,20 @@ def test_a_checkpoint_is_never_unpickled(folder):
 
 def test_a_checkpoint_of_another_schema_is_refused(folder, monkeypatch):
     monkeypatch.setattr(results, "SCHEMA", 2)
-    refused(folder, "unknown schema")
+    refused(folder, "its schema is unknown")
 
 
 @pytest.mark.parametrize("kept", [0, 5, 13, 25])
 def test_results_shorter_than_the_checkpoint_says_are_refused(folder, kept):
     path = folder / "results.jsonl"
     path.write_bytes(path.read_bytes()[:kept])
-    refused(folder, r"results\.jsonl is not what .* was written for")
+    refused(folder, r"results\.jsonl does not match .*; the run cannot be resumed")
 
 
 def test_results_that_were_changed_are_refused(folder):
     path = folder / "results.jsonl"
     path.write_bytes(path.read_bytes().replace(b'"round": 1', b'"round": 7'))
-    refused(folder, r"results\.jsonl is not what .* was written for")
+    refused(folder, r"results\.jsonl does not match .*; the run cannot be resumed")
 
 
 def test_missing_results_are_refused(folder):
@@ -331,7 +366,7 @@ def test_free_and_last_paths_count_up(tmp_path):
 def test_a_last_line_that_was_cut_off_is_left_out(folder):
     with (folder / "results.jsonl").open("ab") as file:
         file.write(b'{"round": 4')
-    assert [r["round"] for r in read_run(folder).rounds] == [1, 2, 3]
+    assert [r["round"] for r in read_run(folder).rows] == [1, 2, 3]
 
 
 @pytest.mark.parametrize("line", [b"nonsense\n", b"[1]\n", b"\n", b"\xff\n", b"3\n"])

@@ -14,10 +14,10 @@ import soak
 from tests import source_walk
 
 import holdout
+from holdout.commands.run import demo_values
 from holdout.config import parse, read_file
 from holdout.data.datasets import load
 from holdout.experiments.curves import name_of
-from holdout.experiments.demo import demo_values
 from holdout.learning.models import MODELS
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -171,10 +171,10 @@ def test_no_path_of_one_machine_is_written_down():
         ("holdout", {"torch", "numpy", "pydantic", "rich"}),
         ("holdout.voting", {"torch", "numpy", "pydantic", "rich"}),
         ("holdout.seeds", {"torch", "numpy"}),
-        ("holdout.cli", {"torch", "numpy", "pydantic", "rich"}),
+        ("holdout.commands", {"torch", "numpy", "pydantic", "rich"}),
         ("holdout.config", {"torch", "numpy"}),
         ("holdout.results", {"torch"}),
-        ("holdout.experiments.sizes_central", {"torch", "matplotlib", "plotly"}),
+        ("holdout.experiments.sizes", {"torch", "matplotlib", "plotly"}),
     ],
 )
 def test_what_is_light_stays_light(module, heavy):

@@ -23,7 +23,7 @@ from paper_experiments import EXPERIMENTS, VOTES, names_of
 from paper_results import Strand
 
 from holdout.experiments.curves import name_of
-from holdout.experiments.sizes_central import plan
+from holdout.experiments.sizes import plan_committee as plan
 from holdout.voting import Terms
 from holdout.voting.odds import hypergeometric_tail
 

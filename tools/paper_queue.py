@@ -93,7 +93,7 @@ def _go_on(step: Step, folder: Path, values: dict[str, Any], own: Plugins) -> st
     begun = (folder / CONFIG).exists()
     _note_environment(folder, values)
     with suppress(_Paused):
-        run(values, out=folder, resume=begun, own=own, watch=watch)
+        run(values, out=folder, resume=begun, plugins=own, watch=watch)
     return last
 
 

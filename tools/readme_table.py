@@ -9,7 +9,6 @@ from pathlib import Path
 
 from holdout.experiments.curves import TableRow, final_table
 from holdout.results import read_run
-from holdout.terminal import accuracy_text
 
 README = Path(__file__).resolve().parent.parent / "README.md"
 MARKED = re.compile(r"(<!-- demo table -->\n).*?(<!-- /demo table -->)", re.DOTALL)
@@ -17,7 +16,7 @@ MARKED = re.compile(r"(<!-- demo table -->\n).*?(<!-- /demo table -->)", re.DOTA
 
 def main() -> None:
     """Write the table of the run folder into README.md."""
-    rows = final_table(read_run(Path(sys.argv[1])).rounds)
+    rows = final_table(read_run(Path(sys.argv[1])).rows)
     lines = ["| rule | without attack | under attack | drop |", "|---|---:|---:|---:|"]
     table = "\n".join([*lines, *map(_line, rows)])
     text = README.read_text(encoding="utf-8")
@@ -25,10 +24,7 @@ def main() -> None:
 
 
 def _line(row: TableRow) -> str:
-    if row.attack == "none":
-        return f"| {row.label} | {accuracy_text(row)} | | |"
-    drop = "" if row.drop is None else f"{row.drop:.1f} points"
-    return f"| {row.label} | | {accuracy_text(row)} | {drop} |"
+    return "|" + "|".join(f" {cell} " if cell else " " for cell in row.cells()) + "|"
 
 
 if __name__ == "__main__":

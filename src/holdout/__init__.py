@@ -1,7 +1,91 @@
 """HoldOut SGD: federated learning in which a committee of voters throws poisoned updates out.
 
-This file stays bare, so that the voting core can be imported without torch. Start at
-`holdout.experiments` (run an experiment) or `holdout.voting` (the algorithm's heart).
+    import holdout
+
+    result = holdout.run("my.toml")  # Or a dict, or a holdout.Config.
+    print(result)
+    rows = holdout.read_run(result)  # Or the path of a run folder.
+
+`__all__` below, and the `__all__` of the sub-packages it lists, are the public names; docs/api.md
+describes each. Everything else may change from one version to the next. The names are imported at
+first use: `import holdout` alone loads neither torch nor numpy.
 """
 
+from typing import TYPE_CHECKING
+
+from holdout import lazy
+
 __version__ = "0.1.0"
+
+__all__ = [
+    "Config",
+    "ConfigError",
+    "DataError",
+    "HoldoutError",
+    "HonestWorker",
+    "InfeasibleError",
+    "PluginError",
+    "Plugins",
+    "Progress",
+    "Result",
+    "Run",
+    "RunFolderError",
+    "UserError",
+    "Worker",
+    "__version__",
+    "apply_settings",
+    "attacks",
+    "data",
+    "flower",
+    "learning",
+    "read_run",
+    "rules",
+    "run",
+    "stream",
+    "voting",
+]
+
+if TYPE_CHECKING:
+    from holdout import attacks, data, flower, learning, rules, voting
+    from holdout.config import Config, apply_settings
+    from holdout.errors import (
+        ConfigError,
+        DataError,
+        HoldoutError,
+        InfeasibleError,
+        PluginError,
+        RunFolderError,
+        UserError,
+    )
+    from holdout.experiments.plugins import Plugins
+    from holdout.experiments.runner import Progress, Result, run
+    from holdout.results import Run, read_run
+    from holdout.seeds import stream
+    from holdout.workers import HonestWorker, Worker
+else:
+    __getattr__, __dir__ = lazy.attributes(
+        __name__,
+        {
+            "holdout.attacks": (),
+            "holdout.data": (),
+            "holdout.flower": (),
+            "holdout.learning": (),
+            "holdout.rules": (),
+            "holdout.voting": (),
+            "holdout.config": ("Config", "apply_settings"),
+            "holdout.errors": (
+                "ConfigError",
+                "DataError",
+                "HoldoutError",
+                "InfeasibleError",
+                "PluginError",
+                "RunFolderError",
+                "UserError",
+            ),
+            "holdout.experiments.plugins": ("Plugins",),
+            "holdout.experiments.runner": ("Progress", "Result", "run"),
+            "holdout.results": ("Run", "read_run"),
+            "holdout.seeds": ("stream",),
+            "holdout.workers": ("HonestWorker", "Worker"),
+        },
+    )

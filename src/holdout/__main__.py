@@ -3,13 +3,13 @@
 import os
 import sys
 
-from holdout.cli import run_command
+from holdout.commands import run_command
 
-# Torch's threads, while they wait for each other, keep a core busy by default. Where another
-# process wants that core, both then crawl, by a factor of ten and more; asleep they cost nothing.
-# It must be said before torch is loaded, which commands do only when they need it.
+# By default torch's threads keep a core busy while they wait for each other. If another process
+# wants that core, both slow down tenfold and more; sleeping threads cost nothing. This must be set
+# before torch is loaded, and commands load it only when they need it.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-# numpy's products run on threads of our own; OpenBLAS's beside them would spin in the same way.
+# numpy's products run on our threads; OpenBLAS's threads beside them would spin in the same way.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 

@@ -1,7 +1,7 @@
-"""Own code by name: "package.module:name" -> the object of that name.
+"""Custom code by name: "package.module:name" -> the object of that name.
 
-This is how a config points at a user's loader, model, rule or attack. The file may simply lie in
-the folder where the command is started.
+This is how a config names a custom loader, model, rule or attack. The module may simply lie in the
+folder in which the command is started.
 """
 
 import importlib
@@ -32,11 +32,11 @@ def resolve(dotted: str) -> object:
 
 
 def split(dotted: str) -> tuple[str, str]:
-    """The two halves of such a name; refused if it is none."""
+    """The module and the attribute in "package.module:name"; anything else is refused."""
     module_name, colon, attribute = dotted.partition(":")
     parts = [*module_name.split("."), *attribute.split(".")]
     if not colon or not all(part.isidentifier() for part in parts):
-        raise DottedNameError(f'own code is named as "package.module:name"; got "{dotted}"')
+        raise DottedNameError(f'custom code is named "package.module:name"; got "{dotted}"')
     return module_name, attribute
 
 
@@ -59,10 +59,10 @@ def _import(dotted: str, module_name: str) -> ModuleType:
 def _working_directory_importable() -> Iterator[None]:
     try:
         folder = str(Path.cwd())
-    except FileNotFoundError:  # Deleted under our feet: nothing can be imported from it.
+    except FileNotFoundError:  # It was deleted: nothing can be imported from it.
         yield
         return
-    importlib.invalidate_caches()  # The file may be younger than the last look into its folder.
+    importlib.invalidate_caches()  # The file may be newer than what was last seen of its folder.
     if folder in sys.path or "" in sys.path:
         yield
         return

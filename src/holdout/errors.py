@@ -3,20 +3,20 @@
 The tree says whose fault it is:
 
     HoldoutError
-    ├── UserError           the user can mend it; the command line exits 2 with the message
+    ├── UserError           the user can put it right; the command line exits 2 with the message
     │   ├── ConfigError         mistakes in a config, all of them at once
     │   ├── InfeasibleError     the rule cannot work with this n and f
     │   ├── DataError           a data file is missing, damaged or of the wrong kind
     │   ├── DottedNameError     a "package.module:name" that leads nowhere
-    │   ├── PluginError         an own rule, attack or model failed while it ran
+    │   ├── PluginError         a custom rule, attack or model failed while it ran
     │   ├── ModelError          a model that does not fit the data, or that we cannot train
-    │   ├── RunFolderError      the run folder is taken, damaged, locked or of another config
+    │   ├── RunFolderError      the run folder is taken, damaged, locked or of a different config
     │   └── StoreError          a node cannot write what it must remember, or has no room to
     ├── AuditError          the chain in a node's store does not hold; exit code 1
-    ├── LearnerFailed       a member's own code failed: it misses a role, its node goes on
+    ├── LearnerFailed       a member's code failed: it misses a role, its node continues
     ├── LocalnetFailed      a rehearsed network did not do what it must; exit code 1
-    ├── InvalidMessage      bytes of a peer that hold no message; never leaves the agreement core
-    └── MisuseError         a caller inside our own code broke a contract
+    ├── InvalidMessage      a peer's bytes hold no message; never leaves the agreement core
+    └── MisuseError         code of this package broke a contract: a bug
 
 What a liar sends (a bad proposal, a bad ballot) is not an exception: it is a counted rejection.
 """
@@ -25,15 +25,24 @@ from collections.abc import Sequence
 
 
 class HoldoutError(Exception):
-    """The root of all of them."""
+    """Everything that `holdout` raises on purpose is one of these."""
 
 
 class UserError(HoldoutError):
-    """Something that the user can mend; the message says what."""
+    """Something the user can put right; the message says what."""
 
 
 class ConfigError(UserError):
-    """Mistakes in a config: each names the key, the value and the rule it breaks."""
+    r"""Mistakes in a config, all of them at once: each names the key, its value and what is wrong.
+
+    >>> from holdout import ConfigError, run
+    >>> try:
+    ...     run({"experiment": {"rounds": 0, "seedz": [1]}})
+    ... except ConfigError as error:
+    ...     print(*error.problems, sep="\n")
+    experiment.rounds = 0: must be greater than or equal to 1
+    experiment.seedz = [1]: unknown key; did you mean 'seeds'?
+    """
 
     def __init__(self, problems: Sequence[str], *, where: str = "the config") -> None:
         self.problems = tuple(problems)
@@ -43,19 +52,22 @@ class ConfigError(UserError):
 
 
 class InfeasibleError(UserError):
-    """The rule's guarantee asks for more updates than there are: names n and f."""
+    """A rule cannot work with so few updates and so many liars; the message names n and f.
+
+    A custom rule may raise it too: the round then makes no step, and is counted.
+    """
 
 
 class DataError(UserError):
-    """A data file is missing, damaged or of the wrong kind: names the file."""
+    """A data file is missing, damaged or of the wrong kind; the message names it."""
 
 
 class DottedNameError(UserError):
-    """A "package.module:name" in a config leads nowhere: names the step that failed."""
+    """A "package.module:name" in a config leads nowhere; the message names the step that failed."""
 
 
 class PluginError(UserError):
-    """An own rule or attack raised, or returned what it must not: names it and what happened."""
+    """Custom code raised, or returned what it must not; the message says whose and what."""
 
 
 class ModelError(UserError):
@@ -63,19 +75,19 @@ class ModelError(UserError):
 
 
 class RunFolderError(UserError):
-    """A run folder cannot be used: taken, damaged, locked, or of another config."""
+    """A run folder cannot be used: taken, damaged, locked, or of a different config."""
 
 
 class StoreError(UserError):
-    """A node's write failed, or there is no room for one: it stops where it is."""
+    """A node could not write, or has no room left to: it stops where it is."""
 
 
 class AuditError(HoldoutError):
-    """The chain in a node's store does not hold: names the round and what is wrong."""
+    """The chain in a node's store does not hold; the message names the round and what is wrong."""
 
 
 class LearnerFailed(HoldoutError):  # noqa: N818  # Expected: the worker misses a role, no more.
-    """A member's own code raised, took too long or ended."""
+    """A member's code raised, took too long or ended."""
 
 
 class LocalnetFailed(HoldoutError):  # noqa: N818  # Said in the closing line; exit code 1.
@@ -87,4 +99,4 @@ class InvalidMessage(HoldoutError):  # noqa: N818  # Named for what it is; nobod
 
 
 class MisuseError(HoldoutError):
-    """A caller inside our own code broke a contract: a bug."""
+    """Code of this package broke a contract: a bug."""

@@ -4,11 +4,11 @@
     results.jsonl   one line a round, streamed; see `holdout.rounds.RoundRecord`
     summary.json    one entry a curve
     accuracy.png, report.html
-    checkpoint/     where to go on after an interruption
+    checkpoint/     where to continue after an interruption
 
 A file appears whole or not at all: it is written under a temporary name, synced and renamed. The
-exception is `results.jsonl`, which grows; a checkpoint states how much of it is good, and resuming
-cuts off the rest, once all is known to fit. A lock keeps a second process out.
+exception is `results.jsonl`, which grows: a checkpoint states how much of it is good, and resuming
+cuts off the rest, once everything is known to fit. A lock keeps a second process out.
 """
 
 import fcntl
@@ -22,19 +22,23 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
 import numpy.typing as npt
 
 from holdout.errors import RunFolderError
 
+if TYPE_CHECKING:
+    # Only its type: what it is made of is further up.
+    from holdout.experiments.runner import Result
+
 SCHEMA = 1
 CONFIG, ROUNDS, SUMMARY = "config.toml", "results.jsonl", "summary.json"
 CHECKPOINT = Path("checkpoint") / "state.npz"
 LOCK = ".lock"
 
-# What a round that moved the model, or ended the curve, says of itself; every other is empty.
+# The outcomes of rounds that moved the model or ended the curve; every other round is empty.
 MOVED = frozenset({"step", "diverged"})
 
 Arrays = Mapping[str, npt.NDArray[Any]]
@@ -42,7 +46,7 @@ Arrays = Mapping[str, npt.NDArray[Any]]
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """The state to go on from: how many rounds are recorded, and what the next one needs."""
+    """The state to continue from: how many rounds are recorded, and what the next one needs."""
 
     meta: Mapping[str, Any]
     arrays: Arrays
@@ -56,13 +60,56 @@ class ResultsMark:
     sha256: str
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Run:
-    """A run folder, read back."""
+    """The rounds of an experiment as plain rows, one a round, and the config they came from.
 
-    folder: Path
+    A run can be iterated, indexed and measured with `len` like the list of its rows.
+
+    >>> from holdout import Run
+    >>> run = Run(None, {"experiment": {"rounds": 1}}, [{"rule": "mean", "round": 1}])
+    >>> run, len(run), run[0]["rule"]
+    (<Run: 1 round of mean>, 1, 'mean')
+    """
+
+    folder: Path | None
+    """Where it was read from; None for a result that was never written."""
     config: Mapping[str, Any]
-    rounds: Sequence[Mapping[str, Any]]
+    """The complete config, by section and key."""
+    rows: Sequence[Mapping[str, Any]]
+    """One mapping a round: the lines of `results.jsonl`, whose fields docs/results-format.md
+    describes."""
+
+    def to_pandas(self) -> Any:
+        """The rows as a `pandas.DataFrame`; needs pandas, which holdout does not install."""
+        try:
+            import pandas as pd
+        except ModuleNotFoundError as error:
+            raise ModuleNotFoundError(
+                "Run.to_pandas needs pandas: pip install pandas", name=error.name
+            ) from error
+        return pd.DataFrame(self.rows)
+
+    def __iter__(self) -> Iterator[Mapping[str, Any]]:
+        return iter(self.rows)
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    @overload
+    def __getitem__(self, place: int) -> Mapping[str, Any]: ...
+
+    @overload
+    def __getitem__(self, place: slice) -> Sequence[Mapping[str, Any]]: ...
+
+    def __getitem__(self, place: int | slice) -> Mapping[str, Any] | Sequence[Mapping[str, Any]]:
+        return self.rows[place]
+
+    def __repr__(self) -> str:
+        rules = ", ".join(dict.fromkeys(str(row.get("rule")) for row in self.rows))
+        count = f"{len(self)} round{'s' * (len(self) != 1)}"
+        name = "Run" if self.folder is None else f"Run {str(self.folder)!r}"
+        return f"<{name}: {count}{f' of {rules}' if rules else ''}>"
 
 
 def jsonable(value: Any) -> Any:
@@ -77,7 +124,7 @@ def jsonable(value: Any) -> Any:
 
 
 def to_json(value: Any, *, indent: int | None = None) -> str:
-    """JSON that any reader accepts."""
+    """The value as JSON that any reader accepts."""
     return json.dumps(jsonable(value), allow_nan=False, indent=indent, ensure_ascii=False)
 
 
@@ -105,7 +152,7 @@ class RunFolder:
         self._digest = hashlib.sha256((path / ROUNDS).read_bytes())
 
     def append(self, record: Mapping[str, Any]) -> ResultsMark:
-        """Stream one round's line; how far the results go with it."""
+        """Append one round's line; how far the results now reach."""
         line = (to_json(record) + "\n").encode()
         self._rounds.write(line)
         self._rounds.flush()
@@ -113,11 +160,11 @@ class RunFolder:
         return self.mark()
 
     def mark(self) -> ResultsMark:
-        """How far the results go now."""
+        """How far the results reach."""
         return ResultsMark(self._rounds.tell(), self._digest.hexdigest())
 
     def save(self, checkpoint: Checkpoint, mark: ResultsMark) -> None:
-        """Make the results durable, and the checkpoint the place to go on from after `mark`."""
+        """Make the results durable up to `mark`, and the checkpoint the place to continue from."""
         os.fsync(self._rounds.fileno())
         meta = {
             **checkpoint.meta,
@@ -143,11 +190,12 @@ class RunFolder:
 
 @contextmanager
 def create(path: Path, config_toml: str) -> Iterator[RunFolder]:
-    """A new run folder; refused if anything is there, but for what a start cut short has left."""
+    """Make a run folder; refuse one that holds more than what an interrupted start left behind."""
     with ExitStack() as stack:
         with _explained(path):
             path.mkdir(parents=True, exist_ok=True)
-            # Before, so that nothing is put into a folder of others; after, as it may have changed.
+            # Before the lock, so that nothing is put into a folder of others; and after it, since
+            # the folder may have changed meanwhile.
             _refuse_unless_free(path)
             stack.enter_context(_lock(path))
             _refuse_unless_free(path)
@@ -160,14 +208,14 @@ def create(path: Path, config_toml: str) -> Iterator[RunFolder]:
 
 
 def _refuse_unless_free(path: Path) -> None:
-    """Nothing may be there but what `create` makes before the config, and nothing in it."""
+    """Refuse a folder that holds more than the empty files that `create` begins with."""
     partial = {f".{ROUNDS}.partial", f".{CONFIG}.partial"}
     empty = {LOCK, ROUNDS, CHECKPOINT.parent.name}
     for entry in path.iterdir():
         holds = any(entry.iterdir()) if entry.is_dir() else entry.stat().st_size > 0
         if entry.name not in partial and (holds or entry.name not in empty):
             raise RunFolderError(
-                f"{path} exists and is not empty; choose another --out, or go on with --resume"
+                f"{path} exists and is not empty; choose another --out, or continue with --resume"
             )
 
 
@@ -178,15 +226,15 @@ def resume(
     *,
     check: Callable[[Checkpoint, Sequence[Mapping[str, Any]]], None],
 ) -> Iterator[tuple[RunFolder, Checkpoint | None]]:
-    """An existing run folder and where to go on; refused if the config differs or it is damaged.
+    """Open a run folder to continue it; refused if the config differs or the folder is damaged.
 
     `check` sees the checkpoint and the rounds that it vouches for before anything is changed.
     """
     stored = read_config(path)
     if stored != config:
         raise RunFolderError(
-            f"{path} holds a run of another config: {_differences(stored, config)}; "
-            f"a resumed run must have the same"
+            f"{path} holds a run with a different config: {_differences(stored, config)}; "
+            "a run is resumed with the config it was started with"
         )
     with ExitStack() as stack:
         with _explained(path):
@@ -213,7 +261,7 @@ def free_path(parent: Path, name: str) -> Path:
 
 
 def last_path(parent: Path, name: str) -> Path:
-    """The last of parent/name, name-2, name-3, ... that is there."""
+    """The last of parent/name, name-2, name-3, ... that exists."""
     path, number = parent / name, 1
     while (following := parent / f"{name}-{number + 1}").exists():
         path, number = following, number + 1
@@ -225,13 +273,32 @@ def read_config(path: Path) -> dict[str, Any]:
     try:
         return tomllib.loads((path / CONFIG).read_text("utf-8"))
     except FileNotFoundError:
-        raise RunFolderError(f"{path} is no run folder: {CONFIG} is missing") from None
+        raise RunFolderError(f"{path} is not a run folder: {CONFIG} is missing") from None
     except (OSError, ValueError, RecursionError) as error:
         raise RunFolderError(f"{path / CONFIG} cannot be read: {error}") from error
 
 
-def read_run(path: Path) -> Run:
-    """A run folder's config and rounds; a last line that was cut off is left out."""
+def read_run(source: "Path | str | Result") -> Run:
+    """The rows of a run folder, or of a result in memory; a last line cut short is left out.
+
+    Args:
+        source: A run folder, finished or not, or what `holdout.run` returned.
+
+    >>> import holdout
+    >>> x, y = [[-3.0], [3.0]] * 20, [0, 1] * 20
+    >>> setting = {
+    ...     "experiment": {"rules": ["mean"], "rounds": 2, "threads": 1},
+    ...     "data": {"samples_per_worker": 10},
+    ...     "federation": {"workers": 9, "proposers": 4, "voters": 4},
+    ...     "training": {"batch_size": 5}, "vote": {"samples": 10}, "attack": {"name": "none"},
+    ... }
+    >>> run = holdout.read_run(holdout.run(setting, plugins=holdout.Plugins(data=(x, y, x, y))))
+    >>> run, [row["round"] for row in run]
+    (<Run: 2 rounds of mean>, [1, 2])
+    """
+    if not isinstance(source, str | Path):
+        return Run(source.folder, source.summary["config"], source.rounds)
+    path = Path(source)
     config = read_config(path)
     try:
         content = (path / ROUNDS).read_bytes()
@@ -294,7 +361,7 @@ def _read_rounds(path: Path, content: bytes) -> list[Mapping[str, Any]]:
 
 @contextmanager
 def _explained(path: Path) -> Iterator[None]:
-    """What the disk refuses while a run folder is opened becomes a message to the user."""
+    """Turn an error of the file system into a message about the run folder."""
     try:
         yield
     except (NotADirectoryError, FileExistsError) as error:
@@ -328,13 +395,15 @@ def _read_checkpoint(path: Path) -> Checkpoint | None:
         meta = json.loads(found.pop("meta").tobytes())
         expected, length = meta["results_sha256"], meta["results_bytes"]
         if meta["schema"] != SCHEMA or not isinstance(length, int):
-            raise ValueError("unknown schema")  # noqa: TRY301
+            raise ValueError("its schema is unknown")  # noqa: TRY301
         with (path / ROUNDS).open("rb") as rounds:
             actual = hashlib.sha256(rounds.read(length)).hexdigest()
     except (OSError, ValueError, KeyError, TypeError, EOFError) as error:
         raise RunFolderError(f"{file} is damaged ({error}); the run cannot be resumed") from error
     if actual != expected:
-        raise RunFolderError(f"{path / ROUNDS} is not what {CHECKPOINT} was written for")
+        raise RunFolderError(
+            f"{path / ROUNDS} does not match {CHECKPOINT}; the run cannot be resumed"
+        )
     return Checkpoint(meta, found)
 
 

@@ -21,21 +21,22 @@ from rich.table import Column, Table
 if TYPE_CHECKING:
     # Only for their names: the simulator of the protocol shows its progress without torch.
     from holdout.experiments.curves import TableRow
+    from holdout.experiments.reproduce import Figure
     from holdout.experiments.runner import Progress as RoundProgress
     from holdout.experiments.runner import Watch
 
 WIDE = 110
-"""Columns from which on there is room for a bar, and for the time that has passed."""
+"""From this many columns on there is room for a bar and for the time that has passed."""
 
 LINES = 20
-"""So many lines tell the progress of a batch where there is no terminal."""
+"""How many lines tell the progress of a batch where there is no terminal."""
 
 
 @contextmanager
 def watching() -> Iterator[Callable[[str], Watch]]:
-    """While this lasts, a bar, or plain lines where standard error is no terminal.
+    """Show a bar meanwhile, or plain lines where standard error is no terminal.
 
-    Gives a function that makes a watch for one run, whose lines start with the text given.
+    Gives a function that makes the watch of one run; the text given starts each of its lines.
     """
     # Standard error, so that standard output holds the result alone.
     console = Console(stderr=True)
@@ -50,7 +51,7 @@ def watching() -> Iterator[Callable[[str], Watch]]:
 
 @contextmanager
 def counting(what: str) -> Iterator[Callable[[int, int, int], None]]:
-    """The same for a batch of runs: told (done, in all, violations so far)."""
+    """The same for a batch of runs, with a function that is told (done, total, violations)."""
     console = Console(stderr=True)
     if not console.is_terminal:
 
@@ -134,28 +135,20 @@ def _curve(progress: RoundProgress) -> str:
 
 
 def print_table(rows: Sequence[TableRow], title: str, *, so_far: bool = False) -> None:
-    """Where each curve ends, or is while they run, at a glance."""
+    """Print where each curve ends or, of an unfinished run, where it stands."""
     when = "so far" if so_far else "at the end"
     table = Table(title=f"Test accuracy {when} ({title})", title_justify="left")
     table.add_column("rule", no_wrap=True)
     for column in ("without attack", "under attack", "drop"):
         table.add_column(column, justify="right", no_wrap=True)
     for row in rows:
-        unattacked = row.attack == "none"
-        accuracy = accuracy_text(row)
-        table.add_row(
-            row.label,
-            accuracy if unattacked else "",
-            "" if unattacked else accuracy,
-            "" if unattacked or row.drop is None else f"{row.drop:.1f} points",
-        )
+        table.add_row(*row.cells())
     # A rule's name is the user's: no part of it is markup.
     Console(markup=False, emoji=False).print(table)
 
 
-def accuracy_text(row: TableRow) -> str:
-    """Mean, spread and whether it diverged."""
-    if row.accuracy is None:
-        return "-"
-    spread = "" if row.spread is None else f" ± {100 * row.spread:.1f}"
-    return f"{100 * row.accuracy:.1f} %{spread}{' (diverged)' * bool(row.diverged)}"
+def print_figure(figure: Figure, *, so_far: bool = False) -> None:
+    """Print the table of each panel, and where the figure is."""
+    for title, rows in figure.tables:
+        print_table(rows, title, so_far=so_far)
+    print(f"figure: {figure.path}")

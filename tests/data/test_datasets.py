@@ -97,7 +97,7 @@ def test_importing_reads_nothing_and_mnist_5k_loads_without_pandas():
                 seen.append((event, arguments))
         sys.addaudithook(watch)
         import holdout.data
-        import holdout.data.datasets, holdout.data.download, holdout.data.partition
+        import holdout.data.datasets, holdout.data.download, holdout.data.partitions
         assert not seen, seen
         assert not {"pooch", "requests", "rich"} & set(sys.modules)
         holdout.data.datasets.load("mnist-5k")

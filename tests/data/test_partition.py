@@ -5,7 +5,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from holdout.data.partition import KINDS, partition
+from holdout.data.partitions import KINDS, partition
 from holdout.errors import DataError
 
 LABELS = np.random.Generator(np.random.Philox(1)).integers(0, 10, 3000)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from holdout.experiments.demo import demo_values
+from holdout.commands.run import demo_values
 from holdout.experiments.runner import run
 
 HOLDOUT_POINTS_MAX = 3

@@ -9,11 +9,11 @@ import tomli_w
 from plotly.offline import get_plotlyjs
 
 from holdout.errors import RunFolderError
-from holdout.experiments import figures, page_data, report
-from holdout.experiments.curves import group
+from holdout.experiments import figures, report
+from holdout.experiments.curves import final_table, group
 from holdout.experiments.figures import DPI, SIZE_INCHES, accuracy_png, looks, looks_of_rules
 from holdout.experiments.headlines import headline, unfinished
-from holdout.experiments.report import final_table, write_report
+from holdout.experiments.report import write_report
 
 NASTY = "</script><script>alert(1)</script>&\"'<b>$x_{$ \u4e2d\ud800"
 CONFIG = {
@@ -275,8 +275,8 @@ def test_names_are_shown_and_never_run(tmp_path):
 
 
 def test_huge_results_are_thinned_evenly_and_the_page_says_so(tmp_path, monkeypatch):
-    monkeypatch.setattr(page_data, "VOTE_CHARACTERS_MAX", 1700)
-    monkeypatch.setattr(page_data, "POINTS_MAX", 5)
+    monkeypatch.setattr(report, "VOTE_CHARACTERS_MAX", 1700)
+    monkeypatch.setattr(report, "POINTS_MAX", 5)
     rounds = [line(number=n, accuracy=0.5) for n in range(1, 102)]
     page = Page(write_report(write_run(tmp_path, rounds)))
     shown = [vote["round"] for vote in page.data["votes"][0]["rounds"]]
@@ -361,7 +361,7 @@ def test_a_line_of_the_wrong_kind_is_named(tmp_path, key, value):
 
 
 def test_a_folder_without_a_run_is_refused(tmp_path):
-    with pytest.raises(RunFolderError, match="no run folder"):
+    with pytest.raises(RunFolderError, match="not a run folder"):
         write_report(tmp_path)
 
 

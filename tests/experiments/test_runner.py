@@ -1,4 +1,4 @@
-"""Whole experiments: repeatable, resumable after any interruption, safe from own code's mistakes.
+"""Whole experiments: repeatable, resumable after any interruption, safe from custom code that errs.
 
 Interruptions come from the watcher, which is called after each round, or from inside the writing of
 a file. A KeyboardInterrupt saves a checkpoint on its way out; a RuntimeError stands for a crash.
@@ -15,7 +15,7 @@ from tests import tiny
 from torch import nn
 
 from holdout import results
-from holdout.config import Config
+from holdout.config import Config, parse
 from holdout.data.datasets import load
 from holdout.errors import ConfigError, PluginError, RunFolderError
 from holdout.experiments import runner
@@ -311,7 +311,8 @@ def test_resuming_with_another_config_is_refused_and_says_what_differs(data, int
     refused(
         interrupted,
         other,
-        match=r"another config: experiment\.rounds was 3, is 4; training\.momentum was 0\.5, is 0",
+        match=r"a different config: experiment\.rounds was 3, is 4; "
+        r"training\.momentum was 0\.5, is 0",
     )
 
 
@@ -452,7 +453,7 @@ def test_everything_own_can_be_passed_as_objects(data, tmp_path):
         "federation": {"workers": 10, "proposers": 5, "voters": 5, "byzantine": 3},
         "vote": {"samples": 10},
     }
-    result = run(config, own=own, out=tmp_path / "run")
+    result = run(config, plugins=own, out=tmp_path / "run")
     assert [(c["rule"], c["attack"]) for c in result.summary["curves"]] == [
         ("mean", "none"),
         ("first", "opposite"),
@@ -466,7 +467,7 @@ def test_everything_own_can_be_passed_as_objects(data, tmp_path):
 
 def test_a_wrapped_worker_that_changes_nothing_changes_no_model(data):
     config = tiny.values(data, attack={"name": "sign-flip", "scale": 1.0})
-    plain, wrapped = run(config), run(config, own=Plugins(worker=Shaky))
+    plain, wrapped = run(config), run(config, plugins=Plugins(worker=Shaky))
     for a, b in zip(plain.rounds, wrapped.rounds, strict=True):
         assert a["outcome"] == b["outcome"]
         assert a["rejected_proposals"] == b["rejected_proposals"]
@@ -481,7 +482,7 @@ def test_a_worker_that_raises_is_missing_in_that_round_and_the_run_goes_on(data)
 
     config = tiny.values(data, attack={"name": "none"}, federation={"byzantine": 0})
     config["attack"] = {"name": "none"}
-    result = run(config, own=Plugins(worker=worker))
+    result = run(config, plugins=Plugins(worker=worker))
     assert len(result.rounds) == 12
     for line in result.rounds:
         assert line["rejected_proposals"] == ({"missing": 1} if 4 in line["proposers"] else {})
@@ -495,7 +496,7 @@ def test_a_worker_that_raises_is_missing_in_that_round_and_the_run_goes_on(data)
 def test_if_nobody_proposes_rounds_make_no_step(data):
     result = run(
         tiny.values(data, federation={"byzantine": 0}),
-        own=Plugins(worker=lambda inner: Shaky(inner, proposes=False)),
+        plugins=Plugins(worker=lambda inner: Shaky(inner, proposes=False)),
     )
     assert {line["outcome"] for line in result.rounds} == {"no-proposals"}
 
@@ -522,7 +523,7 @@ def test_if_nobody_proposes_rounds_make_no_step(data):
 def test_own_code_that_fails_is_told_apart_from_ours(data, own, message):
     config = tiny.values(data, experiment={"rules": ["mine"] if own.rules else ["mean"]})
     with pytest.raises(PluginError, match=message):
-        run(config | {"attack": {}}, own=own)
+        run(config | {"attack": {}}, plugins=own)
 
 
 def test_own_ballots_that_raise_are_told_apart_from_ours(data):
@@ -530,7 +531,7 @@ def test_own_ballots_that_raise_are_told_apart_from_ours(data):
         raise LookupError("lost")
 
     with pytest.raises(PluginError, match=r"raised LookupError: lost"):
-        run(tiny.values(data), own=Plugins(ballots=ballots))
+        run(tiny.values(data), plugins=Plugins(ballots=ballots))
 
 
 @pytest.mark.parametrize(
@@ -546,13 +547,53 @@ def test_own_poisoned_labels_are_checked(data, poison, message):
 
     poisoner.poison_labels = poison
     with pytest.raises(PluginError, match=message):
-        run(tiny.values(data) | {"attack": {}}, own=Plugins(attack=poisoner))
+        run(tiny.values(data) | {"attack": {}}, plugins=Plugins(attack=poisoner))
+
+
+def test_a_config_may_be_a_file_a_mapping_or_a_config(data, tmp_path):
+    values = tiny.values(data, experiment={"seeds": [0], "rounds": 1})
+    config = parse(values).checked()
+    path = tmp_path / "tiny.toml"
+    path.write_text(config.as_toml())
+    results_of = [run(given).table() for given in (values, config, path, str(path))]
+    assert all(found == results_of[0] for found in results_of)
+
+
+def test_a_file_that_is_none_is_refused_as_on_the_command_line(tmp_path):
+    with pytest.raises(ConfigError, match=r"missing\.toml: cannot be read"):
+        run(tmp_path / "missing.toml")
+    (tmp_path / "broken.toml").write_text("rounds = ")
+    with pytest.raises(ConfigError, match=r"broken\.toml: not TOML"):
+        run(str(tmp_path / "broken.toml"))
+
+
+def test_a_result_shows_itself_in_one_line_and_in_a_notebook_as_a_table(whole):
+    assert "\n" not in repr(whole)
+    assert repr(whole).startswith("<Result: mean, no attack ")
+    assert f"HoldOut {100 * whole.accuracy('holdout'):.1f} %" in repr(whole)
+    page = whole._repr_html_()
+    assert page.count("<tr>") == 1 + len(whole.table())
+    assert '<th scope="row">HoldOut</th>' in page
+
+
+def test_a_name_in_a_notebook_s_table_is_text(data):
+    values = tiny.values(data, experiment={"rules": ["<b>"], "rounds": 1, "seeds": [0]})
+    page = run(values, plugins=Plugins(rules={"<b>": first_row}))._repr_html_()
+    assert "&lt;b&gt;" in page
+    assert "<b>" not in page
+
+
+def test_a_result_reads_like_its_folder(whole):
+    in_memory, on_disk = results.read_run(whole), results.read_run(whole.folder)
+    assert in_memory.rows == on_disk.rows == list(in_memory)
+    assert in_memory.config == on_disk.config
+    assert len(in_memory) == len(whole.rounds)
 
 
 @pytest.mark.parametrize("name", ["mean", "holdout", "krum"])
 def test_an_own_rule_may_not_take_a_built_in_name(data, name):
     with pytest.raises(ConfigError, match=f"custom rule '{name}': the name is taken"):
-        run(tiny.values(data), own=Plugins(rules={name: first_row}))
+        run(tiny.values(data), plugins=Plugins(rules={name: first_row}))
 
 
 def test_an_own_attack_may_not_be_called_none(data):
@@ -560,7 +601,7 @@ def test_an_own_attack_may_not_be_called_none(data):
         return view.mean
 
     with pytest.raises(ConfigError, match="custom attack 'none'"):
-        run(tiny.values(data), own=Plugins(attack=none))
+        run(tiny.values(data), plugins=Plugins(attack=none))
 
 
 def test_an_own_kind_of_honest_worker_is_asked_itself(data):
@@ -574,6 +615,6 @@ def test_an_own_kind_of_honest_worker_is_asked_itself(data):
         return Broken(worker.worker_id, worker.model, worker.shard, worker.recipe, worker.seed)
 
     values = tiny.values(data, experiment={"rules": ["holdout"], "baseline": False})
-    result = run({**values, "attack": {"name": "none"}}, own=Plugins(worker=replace))
+    result = run({**values, "attack": {"name": "none"}}, plugins=Plugins(worker=replace))
     assert {line["outcome"] for line in result.rounds} == {"no-proposals"}
     assert all(line["rejected_proposals"]["missing"] == 5 for line in result.rounds)

@@ -6,7 +6,8 @@ from fractions import Fraction
 import pytest
 
 from holdout.errors import UserError
-from holdout.experiments.sizes_central import LARGEST, plan
+from holdout.experiments.sizes import LARGEST
+from holdout.experiments.sizes import plan_committee as plan
 
 PAPER = {"workers": 100, "byzantine": Fraction(33, 100), "rounds": 100, "delta": 0.05}
 
@@ -62,7 +63,7 @@ def test_the_text_tells_the_same_numbers():
         ({"committee": 101}, "got committee=101, workers=100"),
         ({"rounds": 10**400}, "must be at most 10"),
         ({"workers": LARGEST + 1}, "must be at most 10"),
-        ({"byzantine": Fraction(1, 2) - Fraction(1, 10**200)}, "numbers so extreme"),
+        ({"byzantine": Fraction(1, 2) - Fraction(1, 10**200)}, "numbers this extreme"),
     ],
 )
 def test_what_cannot_be_planned_is_refused(change, message):

@@ -8,7 +8,7 @@ import pytest
 from holdout.agreement import sizing
 from holdout.agreement.params import Mode, RoleDraw
 from holdout.errors import UserError
-from holdout.experiments.sizes_decentralized import plan
+from holdout.experiments.sizes import plan_network as plan
 
 SETTING = {"workers": 1000, "byzantine": Fraction(1, 5), "rounds": 1000}
 

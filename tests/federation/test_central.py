@@ -28,7 +28,7 @@ def experiment(blobs, config):
     """experiment(own={...}, section={...}) -> the lines of the results."""
 
     def lines(own=None, **changed):
-        return run(config(**changed), own=Plugins(**{"data": blobs, **(own or {})})).rounds
+        return run(config(**changed), plugins=Plugins(**{"data": blobs, **(own or {})})).rounds
 
     return lines
 

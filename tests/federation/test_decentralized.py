@@ -418,7 +418,7 @@ def test_a_run_compares_with_the_server_and_the_unattacked_mean(blobs, values):
         values(
             experiment={"rules": ["holdout", "holdout-central"], "baseline": True, "rounds": 2},
         ),
-        own=Plugins(data=blobs),
+        plugins=Plugins(data=blobs),
     )
     rules = [(line["rule"], line["attack"], "agreement" in line) for line in result.rounds]
     assert rules == [
@@ -440,16 +440,16 @@ def test_a_resumed_run_equals_an_uninterrupted_one(blobs, values, tmp_path, stop
         experiment={"rounds": 3, "evaluate_every": 2},
         attack={"equivocate": True, "knowledge": "last-round"},
     )
-    whole = run(changed, out=tmp_path / "whole", own=Plugins(data=blobs))
+    whole = run(changed, out=tmp_path / "whole", plugins=Plugins(data=blobs))
 
     def watch(progress):
         if progress.rounds_done == stop:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        run(changed, out=tmp_path / "parts", own=Plugins(data=blobs), watch=watch)
+        run(changed, out=tmp_path / "parts", plugins=Plugins(data=blobs), watch=watch)
     decentralized.network_of.cache_clear()
-    parts = run(changed, out=tmp_path / "parts", own=Plugins(data=blobs), resume=True)
+    parts = run(changed, out=tmp_path / "parts", plugins=Plugins(data=blobs), resume=True)
     left, right = ([{**line, "seconds": 0} for line in r.rounds] for r in (whole, parts))
     assert json.dumps(left) == json.dumps(right)
 
@@ -468,13 +468,13 @@ def test_a_checkpoint_is_checked_with_the_threads_of_the_run(blobs, values, tmp_
         return real(federation)
 
     with pytest.raises(KeyboardInterrupt):
-        run(changed, out=tmp_path / "run", own=own, watch=watch)
+        run(changed, out=tmp_path / "run", plugins=own, watch=watch)
     decentralized.network_of.cache_clear()
     monkeypatch.setattr(decentralized, "_first_radius", watched)
     before = torch.get_num_threads()
     torch.set_num_threads(2)
     try:
-        run(changed, out=tmp_path / "run", own=own, resume=True)
+        run(changed, out=tmp_path / "run", plugins=own, resume=True)
     finally:
         torch.set_num_threads(before)
     assert set(threads) == {1}
@@ -492,7 +492,7 @@ def test_a_checkpoint_whose_chain_does_not_fit_is_refused(
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        run(changed, out=tmp_path / "run", own=own, watch=watch)
+        run(changed, out=tmp_path / "run", plugins=own, watch=watch)
     read = results._read_checkpoint
 
     def spoilt(path):
@@ -513,7 +513,7 @@ def test_a_checkpoint_whose_chain_does_not_fit_is_refused(
 
     monkeypatch.setattr(results, "_read_checkpoint", spoilt)
     with pytest.raises(RunFolderError, match="cannot be resumed"):
-        run(changed, out=tmp_path / "run", own=own, resume=True)
+        run(changed, out=tmp_path / "run", plugins=own, resume=True)
 
 
 def _other(blobs, values):
@@ -546,7 +546,7 @@ def test_sizes_below_the_tables_are_said_at_the_start(blobs, values):
     )
     result = run(
         small,
-        own=Plugins(data=blobs),
+        plugins=Plugins(data=blobs),
         say=said.append,
         watch=lambda _: said.append("first round"),
     )

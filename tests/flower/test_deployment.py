@@ -52,13 +52,13 @@ def test_liars_a_killed_node_and_a_hanging_one_stop_nobody(tmp_path):
     assert any(math.isclose(weight, way, abs_tol=1e-5) for way in (0.0, 0.5, 0.75))
 
     run = read_run(tmp_path / "run")
-    assert [line["round"] for line in run.rounds] == [1, 2]
-    rejected = [Counter(line["rejected_proposals"]) for line in run.rounds]
-    for total, line in zip(rejected, run.rounds, strict=True):
+    assert [line["round"] for line in run.rows] == [1, 2]
+    rejected = [Counter(line["rejected_proposals"]) for line in run.rows]
+    for total, line in zip(rejected, run.rows, strict=True):
         total.update(line["rejected_ballots"])
         assert (len(line["proposers"]), len(line["voters"])) == (3, 3)
         assert set(total) <= FAULTS
-    first, second = run.rounds
+    first, second = run.rows
     # Both liars are drawn: they propose junk and NaN, or crash in place of voting.
     assert rejected[0].total() >= 2
     if "missing" not in rejected[0]:  # On a very busy machine somebody may have been late.

@@ -325,7 +325,7 @@ def test_a_run_folder_is_written_that_holdout_report_draws(tmp_path):
         grid, arrays(0.0), num_rounds=3, evaluate_fn=lambda n, _: MetricRecord({"accuracy": n / 10})
     )
     run = read_run(folder)
-    assert [line["accuracy"] for line in run.rounds] == [0.1, 0.2, 0.3]
+    assert [line["accuracy"] for line in run.rows] == [0.1, 0.2, 0.3]
     assert run.config["federation"] == {
         "mode": "flower",
         "assumed_byzantine": 0.33,
@@ -333,7 +333,7 @@ def test_a_run_folder_is_written_that_holdout_report_draws(tmp_path):
         "voters": 5,
     }
     assert run.config["vote"]["samples"] == 7
-    for line in run.rounds:
+    for line in run.rows:
         phases = line["phase_seconds"]
         assert set(phases) == {"wait", "propose", "vote", "decide"}
         assert line["seconds"] == pytest.approx(sum(phases.values()), abs=1e-4)
@@ -346,7 +346,7 @@ def test_a_run_folder_is_written_that_holdout_report_draws(tmp_path):
     assert "our-federation" in page
     assert "Under crashes, HoldOut ends at 30.0" in page
     assert "rejected: error" in page
-    (row,) = final_table(run.rounds)
+    (row,) = final_table(run.rows)
     assert (row.label, row.accuracy) == ("HoldOut", 0.3)
 
 
@@ -360,7 +360,7 @@ def test_a_run_that_stops_keeps_what_was_done(tmp_path):
 
     with pytest.raises(KeyboardInterrupt):
         strategy.start(federation(10), arrays(0.0), num_rounds=3, evaluate_fn=evaluate_fn)
-    assert [line["round"] for line in read_run(tmp_path / "run").rounds] == [1, 2]
+    assert [line["round"] for line in read_run(tmp_path / "run").rows] == [1, 2]
     write_report(tmp_path / "run")
 
 

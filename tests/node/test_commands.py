@@ -11,7 +11,7 @@ import pytest
 from safetensors.numpy import load_file
 from tests.node.node_rig import Network as Processes
 
-from holdout.cli import run_command
+from holdout.commands import run_command
 from holdout.node.localnet.launcher import free_ports
 from holdout.node.membership.genesis import Network
 from holdout.node.membership.network_parameters import usual_parameters
@@ -31,7 +31,7 @@ def init_all(folder):
 
 def test_help_needs_neither_torch_nor_the_network_extra():
     code = (
-        "import sys; from holdout.cli import run_command\n"
+        "import sys; from holdout.commands import run_command\n"
         "try: run_command(['node', 'run', '--help'])\n"
         "except SystemExit: pass\n"
         "assert not {'torch', 'zenoh', 'nacl', 'pydantic', 'numpy'} & set(sys.modules)"
@@ -180,7 +180,7 @@ def test_a_folder_that_cannot_be_written_can_be_verified(tmp_path, capsys):
 def test_a_mistaken_worker_leaves_nothing_that_stands_in_the_way(tmp_path, capsys):
     init = ("node", "init", tmp_path / "x", "--name", "a", "--address", "h:1")
     assert run(*init, "--worker", "mine") == 2
-    assert 'own code is named as "package.module:name"; got "mine"' in capsys.readouterr().err
+    assert 'custom code is named "package.module:name"; got "mine"' in capsys.readouterr().err
     assert run(*init, "--worker", "mine:worker") == 0
 
 

@@ -214,7 +214,7 @@ def test_with_f_above_0_it_is_not(blobs):
 
 
 def test_with_f_0_the_records_of_both_rules_tell_the_same(blobs):
-    rounds = run(config_of(f=0, attack="none"), own=Plugins(data=blobs)).rounds
+    rounds = run(config_of(f=0, attack="none"), plugins=Plugins(data=blobs)).rounds
     told = ("round", "accuracy", "loss", "proposers", "selection", "outcome")
     averaged, voted = (
         [[line[key] for key in told] for line in rounds if line["rule"] == rule]

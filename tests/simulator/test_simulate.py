@@ -8,7 +8,7 @@ from fractions import Fraction
 import pytest
 from tests.simulator.mutants import mutated
 
-from holdout.cli import run_command
+from holdout.commands import run_command
 from holdout.errors import UserError
 from holdout.experiments.simulate import make_plan, simulate
 from holdout.simulator.adversaries_agreement import BEHAVIOURS

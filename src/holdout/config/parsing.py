@@ -1,18 +1,22 @@
-"""From TOML, or values like it, to a config: every mistake is found before one is reported."""
+"""From TOML, or mappings like it, to a config: every mistake is found before any is reported."""
 
 import difflib
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
-from holdout.config.relations import relations
 from holdout.config.sections import Config, Section
 from holdout.errors import ConfigError
+from holdout.shares import write_share
+
+Relation: TypeAlias = tuple[tuple[str, ...], bool, str]
+"""The keys involved, whether they fit, and what to say if not."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +24,7 @@ class Parsed:
     """A config as far as it could be understood, and every mistake found so far.
 
     Keys with a mistake hold their default; `wrong` names them, so that later checks stay silent
-    about what was complained of already.
+    about what has been reported already.
     """
 
     config: Config
@@ -56,14 +60,14 @@ def parse(values: Mapping[str, Any]) -> Parsed:
         config = Config.model_validate(remaining)
     problems.extend(
         message
-        for keys, holds, message in relations(config)
+        for keys, holds, message in _relations(config)
         if not wrong.intersection(keys) and not holds
     )
     return Parsed(config, tuple(problems), frozenset(wrong))
 
 
 def _with_defaults_of_mode(values: dict[str, Any]) -> dict[str, Any]:
-    """Two keys that are left out mean something else where there is no server."""
+    """Fill in two keys whose defaults differ where there is no server."""
     federation = values.get("federation")
     if isinstance(federation, dict) and federation.get("mode") == "decentralized":
         federation.setdefault("disjoint", False)
@@ -85,7 +89,16 @@ def read_file(path: Path) -> dict[str, Any]:
 
 
 def apply_settings(values: Mapping[str, Any], settings: list[str]) -> dict[str, Any]:
-    """The values with each `section.key=value` put over them; values are TOML, or else text."""
+    """The values with settings put over them, as `--set` does on the command line.
+
+    Args:
+        values: A config as nested mappings; it is not changed.
+        settings: Each is "section.key=value", where the value is TOML or else taken as text.
+
+    >>> from holdout import apply_settings
+    >>> apply_settings({"data": {"name": "mnist"}}, ["data.alpha=0.1", "attack.name=bomb"])
+    {'data': {'name': 'mnist', 'alpha': 0.1}, 'attack': {'name': 'bomb'}}
+    """
     result = _deep_copy(values)
     problems = []
     for setting in settings:
@@ -98,7 +111,7 @@ def apply_settings(values: Mapping[str, Any], settings: list[str]) -> dict[str, 
         if isinstance(section, dict):
             section[parts[1]] = _read_value(text.strip())
         else:
-            problems.append(f"--set {setting}: {parts[0]} is no section")
+            problems.append(f"--set {setting}: {parts[0]} is not a section")
     if problems:
         raise ConfigError([*problems, *parse(result).problems])
     return result
@@ -130,11 +143,12 @@ def _describe(
         case "too_short" | "string_too_short":
             message = "must not be empty"
         case "string_pattern_mismatch":
-            message = "must be letters, digits, '.', '_' and '-', starting with a letter or digit"
-        case _ if key == "attack.gamma":
             message = (
-                'must be a number that is not negative, "adaptive", "krum" or "krum-unsquared"'
+                "must consist of letters, digits, '.', '_' and '-', "
+                "and start with a letter or digit"
             )
+        case _ if key == "attack.gamma":
+            message = 'must be a non-negative number, "adaptive", "krum" or "krum-unsquared"'
     return f"{key} = {value!r}: {message}"
 
 
@@ -147,8 +161,145 @@ def _suggest(section: str, names: Sequence[str]) -> str:
     close = difflib.get_close_matches(names[0] if names else section, list(fields), n=1)
     if close:
         return f"; did you mean {close[0]!r}?"
-    return f"; there are {', '.join(fields)}"
+    return f"; the {'keys' if names else 'sections'} are {', '.join(fields)}"
 
 
 def _deep_copy(values: Mapping[str, Any]) -> dict[str, Any]:
     return {str(k): _deep_copy(v) if isinstance(v, Mapping) else v for k, v in values.items()}
+
+
+def _relations(config: Config) -> list[Relation]:
+    """How the values must fit each other, whatever each is by itself."""
+    data, training, federation, vote = (
+        config.data,
+        config.training,
+        config.federation,
+        config.vote,
+    )
+    workers, proposers, voters = federation.workers, federation.proposers, federation.voters
+    rules, seeds = config.experiment.rules, config.experiment.seeds
+    drawn = ("federation.proposers", "federation.voters", "federation.workers")
+    majorities = (proposers // 2 + 1, voters // 2 + 1)
+    honest_needed = sum(majorities) if federation.disjoint else max(majorities)
+    return [
+        (
+            ("experiment.rules",),
+            len(set(rules)) == len(rules),
+            f"experiment.rules = {rules}: must name each rule once",
+        ),
+        (
+            ("experiment.seeds",),
+            len(set(seeds)) == len(seeds),
+            f"experiment.seeds = {seeds}: must name each seed once",
+        ),
+        (
+            (*drawn, "federation.disjoint"),
+            not federation.disjoint or proposers + voters <= workers,
+            f"federation.proposers + federation.voters = {proposers} + {voters}: must be at "
+            f"most federation.workers = {workers} when federation.disjoint = true",
+        ),
+        (
+            (*drawn, "federation.disjoint"),
+            federation.disjoint or max(proposers, voters) <= workers,
+            f"federation.proposers, federation.voters = {proposers}, {voters}: must each be "
+            f"at most federation.workers = {workers}",
+        ),
+        (
+            ("federation.byzantine", "federation.workers"),
+            federation.byzantine_workers <= workers,
+            f"federation.byzantine = {write_share(federation.byzantine)}: must be at most the "
+            f"{workers} workers",
+        ),
+        (
+            ("federation.assumed_byzantine", "federation.workers"),
+            federation.f < Fraction(1, 2),
+            f"federation.assumed_byzantine = {write_share(federation.assumed_byzantine)}: the "
+            f"assumed share f must be below 1/2; got f = {write_share(federation.f)}",
+        ),
+        (
+            (*drawn, "federation.disjoint", "federation.byzantine"),
+            not federation.redraw_until_honest_majority
+            or workers - federation.byzantine_workers >= honest_needed,
+            f"federation.redraw_until_honest_majority = true: an honest majority of proposers and "
+            f"of voters needs {honest_needed} honest workers; got federation.workers = {workers}, "
+            f"federation.byzantine = {write_share(federation.byzantine)}",
+        ),
+        (
+            ("training.batch_size", "data.samples_per_worker"),
+            training.batch_size <= data.samples_per_worker,
+            f"training.batch_size = {training.batch_size}: must be at most "
+            f"data.samples_per_worker = {data.samples_per_worker}",
+        ),
+        (
+            ("vote.samples", "data.samples_per_worker"),
+            vote.samples <= data.samples_per_worker,
+            f"vote.samples = {vote.samples}: must be at most data.samples_per_worker = "
+            f"{data.samples_per_worker}",
+        ),
+        (
+            ("vote.scoring", "vote.bound"),
+            vote.scoring == "exact" or vote.bound,
+            "vote.scoring = 'first-order': needs vote.bound = true, since a linear score rewards "
+            "ever longer updates",
+        ),
+        *_mode_relations(config),
+    ]
+
+
+def _mode_relations(config: Config) -> list[Relation]:
+    """What agreement without a server needs, and what has a meaning in only one of the modes."""
+    federation, liars = config.federation, config.federation.byzantine_workers
+    workers, assumed = federation.workers, federation.byzantine_assumed
+    if federation.mode == "central":
+        return [
+            (
+                ("attack.equivocate",),
+                not config.attack.equivocate,
+                "attack.equivocate = true: needs federation.mode = 'decentralized', since a server "
+                "accepts only one version",
+            )
+        ]
+    return [
+        (
+            ("federation.disjoint",),
+            not federation.disjoint,
+            "federation.disjoint = true: must be false in mode 'decentralized', since every worker "
+            "draws its own lots",
+        ),
+        (
+            ("federation.redraw_until_honest_majority",),
+            not federation.redraw_until_honest_majority,
+            "federation.redraw_until_honest_majority = true: must be false in mode "
+            "'decentralized', since nobody can draw again",
+        ),
+        (
+            ("training.momentum",),
+            config.training.momentum == 0,
+            f"training.momentum = {config.training.momentum}: must be 0 in mode 'decentralized', "
+            "since there is no server to keep it",
+        ),
+        (
+            ("vote.bound",),
+            config.vote.bound,
+            "vote.bound = false: must be true in mode 'decentralized', where the bound is part of "
+            "the chain",
+        ),
+        *(
+            (
+                (f"federation.{key}", "federation.workers"),
+                workers >= 3 * count + 1,
+                f"federation.{key} = {write_share(value)}: agreement needs n >= 3B + 1 workers, of "
+                f"which B may lie; got n={workers}, B={count}",
+            )
+            for key, value, count in (
+                ("byzantine", federation.byzantine, liars),
+                ("assumed_byzantine", federation.assumed_byzantine, assumed),
+            )
+        ),
+        (
+            ("attack.equivocate", "federation.byzantine", "federation.assumed_byzantine"),
+            not config.attack.equivocate or liars <= assumed,
+            f"attack.equivocate = true: at most floor(assumed_byzantine * n) = {assumed} of the "
+            f"workers may lie, or the network halts when it has caught more; got {liars}",
+        ),
+    ]

@@ -19,7 +19,7 @@ from holdout.shares import byzantine_count, read_share, write_share
 
 
 def _plain(value: object) -> object:
-    """A value that TOML and JSON can both hold; NaN and infinity are none."""
+    """A value that both TOML and JSON can hold, which leaves out NaN and infinity."""
     match value:
         case bool() | int() | str():
             return value
@@ -77,69 +77,81 @@ class ExperimentSection(Section):
         "holdout-paper",
         "holdout",
     ]
+    """What is compared: `holdout`, `holdout-paper`, or any name of `holdout.rules.RULES`."""
     rounds: Count = 100
+    """How many rounds each curve has; the paper's T."""
     seeds: Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1)] = [0]
-    """Each seed draws other liars, shards, committees and initial weights."""
+    """Every seed draws different liars, shards, committees and initial weights."""
     evaluate_every: Count = 5
-    """Test accuracy is measured so often, and always after the last round."""
+    """After how many rounds test accuracy is measured; it always is after the last one."""
     baseline: bool = True
-    """Also run the mean without attack: the upper bound."""
+    """Also run the mean without attack, the upper bound."""
     threads: Annotated[int, Field(ge=0, le=1024)] = 0
-    """Of torch; 0: one per core. Too many are far slower on shared cores."""
+    """Threads of torch; 0 means one per core. Too many are far slower on shared cores."""
 
 
 class DataSection(Section):
     """Which data, and who holds which rows."""
 
     name: Name = "mnist"
+    """`mnist`, `cifar10`, `mnist-5k` (offline), `idx`, `npz`, or a loader "package.module:name"."""
     path: Name | None = None
-    """Folder with the standard files; without it the cache, then a checked download."""
+    """The folder with the files; without it the cache is used, filled by a checked download."""
     normalise: bool = True
+    """Shift and scale each channel by the mean and deviation of the training rows."""
     partition: Literal["iid", "balanced", "dirichlet", "shards"] = "iid"
+    """How labels are spread over the workers."""
     alpha: Annotated[float, Field(gt=0)] = 0.5
-    """Dirichlet only: the smaller, the fewer labels a worker sees."""
+    """For `dirichlet`: the smaller, the fewer labels a worker sees."""
     labels_per_worker: Count = 2
-    """Shards only."""
+    """For `shards`: how many labels a worker sees."""
     samples_per_worker: Count = 2000
-    """The paper's m; without repetition inside a worker, workers may overlap."""
+    """The paper's m. A worker holds no row twice; two workers may hold the same row."""
 
 
 class ModelSection(Section):
     """What is trained."""
 
     name: Name = "mlp"
+    """A name of `holdout.learning.MODELS`, or a factory "package.module:name"."""
 
 
 class TrainingSection(Section):
     """The SGD step."""
 
     batch_size: Count = 83
+    """The paper's B."""
     learning_rate: Annotated[float, Field(gt=0)] = 0.1
+    """The paper's eta."""
     schedule: Literal["constant", "inverse"] = "constant"
-    """inverse: eta_t = learning_rate / t, the theorem's 1 / (2 alpha t)."""
+    """With `inverse`, eta_t = learning_rate / t, the theorem's 1 / (2 alpha t)."""
     local_steps: Count = 1
+    """How many steps of SGD a proposer takes; with more than one it sends a pseudo-gradient."""
     momentum: Annotated[float, Field(ge=0, lt=1)] = 0.0
-    """Of the server's step; candidates of a vote stay w - eta * g."""
+    """Momentum of the server's step; voters still judge w - eta * g."""
     worker_momentum: Annotated[float, Field(ge=0, lt=1)] = 0.0
-    """beta: each worker sends m_i = beta m_i + (1 - beta) g_i, updated when it proposes."""
+    """Each worker sends m_i = beta m_i + (1 - beta) g_i, updated when it proposes; this is beta."""
 
 
 class FederationSection(Section):
     """Who takes part, who lies, who is drawn."""
 
     mode: Literal["central", "decentralized"] = "central"
-    """decentralized: no server; workers agree on each model over a simulated network."""
+    """With a truthful server, or with workers that agree on each model over a simulated network."""
     workers: Count = 100
+    """How many workers there are."""
     byzantine: Share = Fraction(33, 100)
-    """The true share."""
+    """How many of them lie: a share such as 0.33 or "1/3", or a whole number of workers."""
     assumed_byzantine: Share = Fraction(33, 100)
-    """The f that the rules are told."""
+    """How many liars the rules expect, written the same way; the paper's f."""
     proposers: Count = 30
+    """Workers drawn to propose in a round; without a server, their expected number."""
     voters: Count = 30
+    """Workers drawn to vote in a round; without a server, their expected number."""
     disjoint: bool = True
-    """Nobody both proposes and votes. Without a server draws are independent: there, false."""
+    """Nobody both proposes and votes. Without a server draws are independent, so it is false."""
     redraw_until_honest_majority: bool = False
-    """What the authors' experiments do; no real server can."""
+    """Draw again until most are honest, as the authors' experiments do; no real server can."""
 
     @property
     def byzantine_workers(self) -> int:
@@ -155,7 +167,7 @@ class FederationSection(Section):
 
     @property
     def byzantine_assumed(self) -> int:
-        """B, the number of liars that an agreement without a server must stand."""
+        """B, the number of liars that agreement without a server must withstand."""
         return byzantine_count(self.assumed_byzantine, self.workers)
 
 
@@ -163,32 +175,43 @@ class VoteSection(Section):
     """How voters judge."""
 
     samples: Count = 2000
-    """The paper's m_c: holdout samples, drawn afresh each round."""
+    """How many of its samples a voter judges by, drawn afresh each round; the paper's m_c."""
     gate: Literal["median", "zero", "none"] = "median"
-    """Of the rule `holdout`, like `quorum`, `bound` and `scoring`; `holdout-paper` has none."""
+    """What an approved update must pass: `holdout.voting.Gate`. Like the keys below it is for the
+    rule `holdout`; `holdout-paper` votes as published."""
     quorum: Literal["majority", "paper"] = "majority"
+    """How many approvals an update needs: `holdout.voting.Quorum`."""
     bound: bool = True
+    """Scale long updates down before anybody scores or averages them."""
     scoring: Literal["exact", "first-order"] = "exact"
-    """first-order: one gradient a voter instead of N_p evaluations."""
+    """With `first-order` a voter computes one gradient instead of N_p losses."""
 
 
 class AttackSection(Section):
-    """What Byzantine workers do; an attack's own parameters are further keys."""
+    """What Byzantine workers do; parameters that only the named attack has are further keys."""
 
     model_config = ConfigDict(extra="allow")
     __pydantic_extra__: dict[str, Annotated[Any, BeforeValidator(_plain)]]
 
     name: AttackName = "alie"
+    """A name of `holdout.attacks.ATTACKS`, `none`, or "package.module:name"."""
     gamma: Annotated[float, Field(ge=0)] | Literal["adaptive", "krum", "krum-unsquared"] = (
         "adaptive"
     )
+    """How far the lie goes: a number, `adaptive` (as far as the rule lets through), or as far as
+    `krum` or `krum-unsquared` would."""
     gamma_max: Annotated[float, Field(ge=0)] = 30.0
+    """How far an adaptive attacker goes at most."""
     passing: Literal["any", "all"] = "any"
+    """Whether one copy of the lie must get through, or every copy."""
     direction: Annotated[Literal[1, -1], BeforeValidator(_whole)] = 1
+    """The sign of the lie."""
     knowledge: Literal["omniscient", "coalition", "last-round"] = "omniscient"
+    """What liars know of the honest updates: all, what their data suggests, or last round's."""
     voters: Name = "coalition"
+    """How liars vote: a name of `holdout.attacks.BALLOT_ATTACKS`, or "package.module:name"."""
     equivocate: bool = False
-    """Decentralized only: in each round half of the liars sign two versions of what they send."""
+    """Without a server: in each round half of the liars sign two versions of what they send."""
 
     @property
     def parameters(self) -> Mapping[str, object]:
@@ -197,7 +220,18 @@ class AttackSection(Section):
 
 
 class Config(Section):
-    """A whole experiment."""
+    """A whole experiment: every key with its type, range and default, checked and immutable.
+
+    A TOML file or a nested mapping names only what differs from the defaults. `holdout.run` takes
+    either as it is, and reports all mistakes at once.
+
+    >>> from holdout import Config
+    >>> config = Config(experiment={"rounds": 20})
+    >>> config.experiment.rounds, config.federation.workers
+    (20, 100)
+    >>> print(config.as_toml().splitlines()[0])
+    [experiment]
+    """
 
     experiment: ExperimentSection = ExperimentSection()
     data: DataSection = DataSection()
@@ -212,5 +246,5 @@ class Config(Section):
         return self.model_dump(exclude_none=True)
 
     def as_toml(self) -> str:
-        """The same as a TOML document."""
+        """The same values as a TOML document."""
         return tomli_w.dumps(self.as_dict())

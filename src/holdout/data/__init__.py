@@ -1,4 +1,22 @@
-"""Data sets by name (`datasets.load`) and who holds which rows (`partition.partition`).
+"""Data sets by name (`load`) and who holds which rows (`partition`).
 
 Importing anything here reads no file and opens no connection.
 """
+
+from typing import TYPE_CHECKING
+
+from holdout import lazy
+
+__all__ = ["Dataset", "load", "partition"]
+
+if TYPE_CHECKING:
+    from holdout.data.datasets import Dataset, load
+    from holdout.data.partitions import partition
+else:
+    __getattr__, __dir__ = lazy.attributes(
+        __name__,
+        {
+            "holdout.data.datasets": ("Dataset", "load"),
+            "holdout.data.partitions": ("partition",),
+        },
+    )

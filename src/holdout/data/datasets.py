@@ -49,14 +49,26 @@ _CLASSES_MAX = 1 << 16
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Dataset:
-    """Rows to learn from and rows to test on; making one checks that they fit together."""
+    """Rows to learn from and rows to test on; making one checks that they fit together.
+
+    >>> x, y = torch.zeros(4, 10), torch.tensor([0, 1, 2, 0])
+    >>> dataset = Dataset("zeros", x, y, x[:2], y[:2], classes=3)
+    >>> dataset.shape, len(dataset.y_train)
+    ((10,), 4)
+    """
 
     name: str
-    x_train: Tensor  # (n, *shape) float32
-    y_train: Tensor  # (n,) int64, from 0 to classes - 1
+    """What messages call it."""
+    x_train: Tensor
+    """(n, *shape) of float32."""
+    y_train: Tensor
+    """(n,) of int64, from 0 to classes - 1."""
     x_test: Tensor
+    """Rows like those of x_train."""
     y_test: Tensor
+    """Labels like those of y_train."""
     classes: int
+    """How many labels there are."""
 
     def __post_init__(self) -> None:
         _check_part(self.name, "train", self.x_train, self.y_train, self.classes)
@@ -93,10 +105,19 @@ def load(
     cache: Path | None = None,
     mirrors: Mapping[str, str] | None = None,
 ) -> Dataset:
-    """The data set of that name.
+    """The data set of that name; a `DataError` where that cannot be.
 
-    `path` is the folder (npz: or the file) with the data; mnist-5k and custom loaders need none.
-    Without it, mnist and cifar10 come from the cache, and get there from a mirror.
+    Args:
+        name: mnist, cifar10, mnist-5k, idx, npz, or a loader as "package.module:name".
+        path: The folder (of npz: or the file) with the data; mnist-5k and custom loaders need none.
+            Without it, mnist and cifar10 come from the cache, which is filled from a mirror.
+        normalise: Shift and scale each channel by the training rows' mean and deviation.
+        cache: The folder of the cache, if not the usual one.
+        mirrors: For each name, the address to download from, if not the usual one.
+
+    >>> dataset = load("mnist-5k")
+    >>> dataset.x_train.shape, dataset.classes
+    (torch.Size([4000, 1, 28, 28]), 10)
     """
     if ":" in name:
         dataset = _call_loader(name)

@@ -1,9 +1,10 @@
-"""Experiments: a config in, curves, tables and figures out.
+"""Experiments: a config in; curves, tables and figures out.
 
-    from holdout.experiments.runner import run
-
-    result = run({"data": {"name": "mnist-5k", "samples_per_worker": 400}, ...})
-    print(result.accuracy("holdout"))
+    plugins, resolve_names, plan   from a config and custom code to what will be run
+    runner, parallel, checkpoints  running it, resumable after any round
+    curves, headlines, figures, report, agreement_table   what came out, for people
+    reproduce                      the paper's figures
+    sizes, simulate                `holdout plan` and `holdout simulate`
 
 This file imports nothing, so that `holdout plan` needs no torch.
 """

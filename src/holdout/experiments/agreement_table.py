@@ -97,12 +97,13 @@ def is_agreement_or_null(value: Any) -> bool:
     whole = ("committee", "quorum", "periods", "messages", "bytes")
     seconds, evidence = value.get("virtual_seconds"), value.get("evidence")
     return (
-        all(_is_whole(value.get(key)) for key in whole)
-        and (_is_whole(seconds) or isinstance(seconds, float))
+        all(is_whole(value.get(key)) for key in whole)
+        and (is_whole(seconds) or isinstance(seconds, float))
         and isinstance(evidence, dict)
-        and all(map(_is_whole, evidence.values()))
+        and all(map(is_whole, evidence.values()))
     )
 
 
-def _is_whole(value: Any) -> bool:
+def is_whole(value: Any) -> bool:
+    """Whether it is a whole number; Python takes True for one."""
     return isinstance(value, int) and not isinstance(value, bool)

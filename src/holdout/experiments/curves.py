@@ -89,6 +89,21 @@ class TableRow:
     diverged: int
     """Seeds that ended in numbers that are not finite."""
 
+    def cells(self) -> tuple[str, str, str, str]:
+        """What a table for people says: rule, without attack, under attack, drop."""
+        accuracy = self.accuracy_text()
+        if self.attack == NO_ATTACK:
+            return self.label, accuracy, "", ""
+        drop = "" if self.drop is None else f"{self.drop:.1f} points"
+        return self.label, "", accuracy, drop
+
+    def accuracy_text(self) -> str:
+        """Mean, spread and whether a seed diverged, such as "88.0 % ± 0.4"."""
+        if self.accuracy is None:
+            return "-"
+        spread = "" if self.spread is None else f" ± {100 * self.spread:.1f}"
+        return f"{100 * self.accuracy:.1f} %{spread}{' (diverged)' * bool(self.diverged)}"
+
 
 def group(rounds: Iterable[Round]) -> list[CurveResult]:
     """The curves, the unattacked mean first, then in the order of the rounds."""

@@ -30,7 +30,7 @@ SETTINGS: list[Any] = [
 ]
 LABEL_CHARACTERS_MAX = 32
 TITLE_CHARACTERS_MAX = 44
-"""In a line of a panel's title: more would run into the next panel's."""
+"""A longer line of a panel's title would run into the next panel's."""
 MARKERS_PER_CURVE = 8
 
 COLOURS = ("#D55E00", "#009E73", "#CC79A7", "#E69F00", "#6B6B6B", "#7A4B94")
@@ -106,7 +106,7 @@ def looks_of_rules(panels: Sequence[Sequence[CurveResult]]) -> dict[str, Look]:
 
 def accuracy_png(curves: Sequence[CurveResult]) -> bytes:
     """The accuracy of every curve over the rounds; the same curves give the same bytes."""
-    # The user's own matplotlib settings must not change the picture.
+    # The user's matplotlib settings must not change the picture.
     with context(SETTINGS):
         figure = Figure(figsize=SIZE_INCHES, dpi=DPI, layout="constrained")
         axes = _prepared(figure.add_subplot())

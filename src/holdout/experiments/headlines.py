@@ -15,7 +15,7 @@ from holdout.experiments.curves import (
 from holdout.shares import byzantine_count, read_share
 from holdout.voting import VOTES
 
-# Differences below what the page prints are none.
+# A difference smaller than what the page prints does not count.
 LEVEL_POINTS = 0.05
 
 OTHERS = 2  # The prominence of rules that are no votes.

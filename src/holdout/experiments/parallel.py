@@ -1,8 +1,8 @@
-"""Several experiments at once, curve by curve: on every core a curve, which has one thread.
+"""Several experiments at once: one curve on every core, with one thread each.
 
-The matrices of one round are too small to keep two threads busy; two curves do. While it is run, a
-curve has a run folder of its own below its experiment's `checkpoint/`, so all of them can be
-interrupted and go on. When an experiment's last curve has ended, their rounds are put together in
+The matrices of one round are too small to keep two threads busy; two curves do. While a curve runs,
+it has a run folder of its own below its experiment's `checkpoint/`, so every curve can be
+interrupted and resumed. When an experiment's last curve has ended, their rounds are put together in
 the order in which one curve after the other would have written them.
 """
 
@@ -40,7 +40,7 @@ from holdout.results import Checkpoint, RunFolder
 from holdout.voting import VOTES
 
 THREADS = 1
-"""Of a curve."""
+"""Torch's threads for one curve."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -51,7 +51,7 @@ class Job:
     out: Path
     resume: bool = False
     watch: Callable[[], Watch | None] = lambda: None
-    """Asked for once a curve; told how far all experiments are."""
+    """Makes the watch of a curve, which is told how far all experiments have come."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -76,7 +76,7 @@ class _Work:
 
 
 def run_together(jobs: Sequence[Job]) -> list[Result]:
-    """Run all of them; each result is that of its experiment alone with `threads = 1`."""
+    """Run all experiments; each result equals that of its experiment alone with `threads = 1`."""
     with ExitStack() as stack:
         works = [_open(stack, job) for job in jobs]
         _run_curves(works)
@@ -105,14 +105,17 @@ def _check(
     place = restore(checkpoint)
     check_fit(plan, place, done)
     if not curves.start <= place.curve <= curves.stop:
-        raise RunFolderError(f"{results.CHECKPOINT} is of curve {place.curve}, not in {curves}")
+        raise RunFolderError(
+            f"{results.CHECKPOINT} belongs to curve {place.curve}; expected one from "
+            f"{curves.start} to {curves.stop}"
+        )
 
 
 def _run_curves(works: Sequence[_Work]) -> None:
     stop, count = Event(), _Count(works)
     tasks: list[tuple[bool, Callable[[], None]]] = []
-    # The long ones first, so that none is left over at the end: votes, and among them those of the
-    # last panels, where the attacker searches longest.
+    # The long curves first, so that none is left over at the end: votes, and among them those of
+    # the last panels, where the attacker searches longest.
     for work in reversed(works):
         for number in range(work.place.curve, len(work.job.plan.curves)):
             curve, _ = work.job.plan.curves[number]
@@ -134,7 +137,7 @@ def _run_curves(works: Sequence[_Work]) -> None:
 
 def _raise_first(futures: Sequence[Future[None]]) -> None:
     errors = [error for f in futures if not f.cancelled() and (error := f.exception())]
-    # Where one fails the others are interrupted: that is not what went wrong.
+    # When one curve fails the others are interrupted, which is not what went wrong.
     errors.sort(key=lambda error: isinstance(error, KeyboardInterrupt))
     if errors:
         raise errors[0]
@@ -163,12 +166,12 @@ def _put_together(work: _Work) -> Result:
     plan, folder = work.job.plan, work.folder
     now = environment(plan.config, threads=THREADS)
     for number in work.curves_apart:
-        for line in results.read_run(work.folder_of(number)).rounds:
+        for line in results.read_run(work.folder_of(number)).rows:
             folder.append(line)
         folder.save(to_checkpoint(Place(number + 1), now), folder.mark())
     for number in range(len(plan.curves)):
         shutil.rmtree(work.folder_of(number), ignore_errors=True)
-    rounds = results.read_run(work.job.out).rounds
+    rounds = results.read_run(work.job.out).rows
     return finish(plan, rounds, folder, work.notes, threads=THREADS)
 
 
@@ -186,7 +189,7 @@ class _Count:
         }
 
     def watch(self, work: _Work, number: int, stop: Event) -> Watch:
-        """For one curve: tells its job, and ends the curve where that is wanted."""
+        """The watch of one curve: tells its job, and ends the curve once `stop` is set."""
         inner = work.job.watch()
 
         def watch(progress: Progress) -> None:

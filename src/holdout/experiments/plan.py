@@ -12,7 +12,7 @@ from holdout import device
 from holdout.attacks import Attack
 from holdout.config import Config, parse
 from holdout.data.datasets import Dataset, Shard, dataset_from, load, standardised
-from holdout.data.partition import partition
+from holdout.data.partitions import partition
 from holdout.errors import ConfigError, DataError, ModelError, PluginError
 from holdout.experiments.plugins import Plugins
 from holdout.experiments.resolve_names import Lookups

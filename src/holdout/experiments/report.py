@@ -2,7 +2,7 @@
 
 The page is one file that works offline. Tables and words are made here; the charts and the heat
 map of the votes are drawn in the reader's browser, by the script in `report_template.html`, from
-the data that `drawn` puts into the page. The same results give the same bytes.
+the data that stands beside it in the page. The same results give the same bytes.
 """
 
 import html
@@ -18,37 +18,50 @@ import tomli_w
 from plotly.offline import get_plotlyjs
 
 from holdout.errors import RunFolderError
-from holdout.experiments.agreement_table import agreement_table, is_agreement_or_null, network_notes
-from holdout.experiments.curves import CurveResult, TableRow, final_table, group
-from holdout.experiments.figures import accuracy_png
+from holdout.experiments.agreement_table import (
+    agreement_table,
+    is_agreement_or_null,
+    is_whole,
+    network_notes,
+)
+from holdout.experiments.curves import (
+    CurveResult,
+    Round,
+    Series,
+    TableRow,
+    final_table,
+    group,
+)
+from holdout.experiments.figures import accuracy_png, looks
 from holdout.experiments.headlines import cautions, headline, percent, unfinished
-from holdout.experiments.page_data import chart_lines, thinned_charts, votes
 from holdout.results import ROUNDS, SUMMARY, Run, jsonable, read_run, write_atomic
-
-__all__ = ["TableRow", "final_table", "write_report"]
 
 FIGURE, PAGE = "accuracy.png", "report.html"
 Cells = Sequence[str]
+
+# Bounds on what goes into the page; more is thinned evenly, and the page says so.
+POINTS_MAX = 1000
+VOTE_CHARACTERS_MAX = 4_000_000
 
 
 def write_report(folder: Path) -> Path:
     """Write `accuracy.png` and `report.html` into a run folder; the path of the page."""
     run = read_run(folder)
-    _check(run)
-    curves = group(run.rounds)
+    _check(folder, run)
+    curves = group(run.rows)
     write_atomic(folder / FIGURE, accuracy_png(curves))
     # A lone surrogate, which JSON can hold in a name, has no bytes of its own.
-    write_atomic(folder / PAGE, _page(run, curves).encode("utf-8", "replace"))
+    write_atomic(folder / PAGE, _page(folder, run, curves).encode("utf-8", "replace"))
     return folder / PAGE
 
 
-def _check(run: Run) -> None:
+def _check(folder: Path, run: Run) -> None:
     """Every line must hold what the report reads, of the right kind."""
-    for number, record in enumerate(run.rounds, start=1):
+    for number, record in enumerate(run.rows, start=1):
         for key, kind in _KINDS.items():
             if not kind(record.get(key)):
                 raise RunFolderError(
-                    f"{run.folder / ROUNDS}, line {number}: {key} has the wrong kind of value: "
+                    f"{folder / ROUNDS}, line {number}: {key} has the wrong kind of value: "
                     f"{record.get(key)!r}"
                 )
 
@@ -57,16 +70,12 @@ def _is_text(value: Any) -> bool:
     return isinstance(value, str)
 
 
-def _is_whole(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
-
-
 def _is_number_or_null(value: Any) -> bool:
     return value is None or (isinstance(value, int | float) and not isinstance(value, bool))
 
 
 def _is_ids_or_null(value: Any) -> bool:
-    return value is None or (isinstance(value, list) and all(map(_is_whole, value)))
+    return value is None or (isinstance(value, list) and all(map(is_whole, value)))
 
 
 def _is_ballots_or_null(value: Any) -> bool:
@@ -74,14 +83,14 @@ def _is_ballots_or_null(value: Any) -> bool:
 
 
 def _is_counts_or_null(value: Any) -> bool:
-    return value is None or (isinstance(value, dict) and all(map(_is_whole, value.values())))
+    return value is None or (isinstance(value, dict) and all(map(is_whole, value.values())))
 
 
 _KINDS: Mapping[str, Callable[[Any], bool]] = {
     "rule": _is_text,
     "attack": _is_text,
-    "seed": _is_whole,
-    "round": _is_whole,
+    "seed": is_whole,
+    "round": is_whole,
     "outcome": _is_text,
     "accuracy": _is_number_or_null,
     "gamma": _is_number_or_null,
@@ -98,34 +107,34 @@ _KINDS: Mapping[str, Callable[[Any], bool]] = {
 }
 
 
-def _page(run: Run, curves: Sequence[CurveResult]) -> str:
-    rows = final_table(run.rounds)
+def _page(folder: Path, run: Run, curves: Sequence[CurveResult]) -> str:
+    rows = final_table(run.rows)
     missing = unfinished(curves, run.config)
     if missing and curves:
         missing.insert(0, "The run is incomplete. What follows is what there is.")
     notes = [*missing, *cautions(curves), *network_notes(run.config)]
     agreed = agreement_table(curves)
-    shown, thinned = votes(curves)
+    shown, thinned = _votes(curves)
     data = {
-        "curves": chart_lines(curves),
-        "charts_thinned": thinned_charts(curves),
+        "curves": _chart_lines(curves),
+        "charts_thinned": _thinned_charts(curves),
         "votes": shown,
         "votes_thinned": thinned,
     }
     experiment = run.config.get("experiment")
     name = experiment.get("name") if isinstance(experiment, Mapping) else None
     parts = {
-        "title": html.escape(str(name or run.folder.name)),
+        "title": html.escape(str(name or folder.name)),
         "headline": html.escape(headline(rows, run.config, complete=not missing)),
         "facts": html.escape(" · ".join(_facts(run, curves))),
         "notes": "".join(f"<li>{html.escape(note)}</li>" for note in notes),
         "has_notes": "" if notes else "hidden",
         "final_table": _final_table_html(rows),
         "has_agreement": "" if agreed else "hidden",
-        "agreement_table": _table_html(*agreed) if agreed else "",
+        "agreement_table": table_html(*agreed) if agreed else "",
         "outcome_table": _outcome_table_html(curves),
         "config": html.escape(tomli_w.dumps(run.config)),
-        "environment": _environment_html(run.folder),
+        "environment": _environment_html(folder),
         "data": _script_json(data),
         "plotly": get_plotlyjs(),
     }
@@ -186,7 +195,7 @@ def _final_table_html(rows: Sequence[TableRow]) -> str:
                 f"{row.empty_rounds:.4g}",
             ]
         )
-    return _table_html(head, body)
+    return table_html(head, body)
 
 
 def _outcome_table_html(curves: Sequence[CurveResult]) -> str:
@@ -202,7 +211,7 @@ def _outcome_table_html(curves: Sequence[CurveResult]) -> str:
                     count[f"{what} rejected: {reason}"] += number
         counts.append(count)
     columns = list(dict.fromkeys(["rounds", *sorted({key for c in counts for key in c})]))
-    return _table_html(
+    return table_html(
         ["rule", *columns],
         [
             [curve.label, *(str(count[column]) for column in columns)]
@@ -211,7 +220,9 @@ def _outcome_table_html(curves: Sequence[CurveResult]) -> str:
     )
 
 
-def _table_html(head: Cells, body: Sequence[Cells]) -> str:
+def table_html(head: Cells, body: Sequence[Cells]) -> str:
+    """A table whose first column heads the rows; every cell is escaped."""
+
     def row(cells: Cells, tag: str) -> str:
         first, *rest = (html.escape(cell) for cell in cells)
         scope = "col" if tag == "th" else "row"
@@ -234,4 +245,119 @@ def _environment_html(folder: Path) -> str:
     for key, value in environment.items():
         inner = value.items() if isinstance(value, dict) else [("", value)]
         pairs.extend([f"{key} {name}".strip(), str(item)] for name, item in inner)
-    return _table_html(["what", "value"], pairs)
+    return table_html(["what", "value"], pairs)
+
+
+# -- what the script of the page draws from: curves and votes, compact and bounded -----------------
+
+
+def _chart_lines(curves: Sequence[CurveResult]) -> list[dict[str, Any]]:
+    """What the charts draw: each curve's look, and its quantities over the rounds."""
+    return [
+        {
+            "label": curve.label,
+            "seeds": len(curve.seeds),
+            "last": max(line["round"] for line in curve.rounds),
+            "colour": look.colour,
+            "dash": look.dash,
+            "marker": look.marker,
+            "width": look.width,
+            "accuracy": _points(curve.line("accuracy", scale=100.0)),
+            "accepted": _points(curve.line("byzantine_selected")),
+            "gamma": _points(curve.line("gamma")),
+        }
+        for curve, look in zip(curves, looks(curves), strict=True)
+    ]
+
+
+def _thinned_charts(curves: Sequence[CurveResult]) -> str:
+    """What to say if points had to be left out of the charts."""
+    longest = max((len(lines) for curve in curves for lines in curve.seeds.values()), default=0)
+    if longest <= POINTS_MAX:
+        return ""
+    return f"The charts show at most {POINTS_MAX} evenly spaced points of up to {longest} rounds."
+
+
+def _points(line: Series) -> dict[str, list[float]]:
+    kept = _spaced(len(line.rounds), POINTS_MAX)
+    return {
+        "rounds": [line.rounds[i] for i in kept],
+        "mean": [round(line.mean[i], 4) for i in kept],
+        "low": [round(line.low[i], 4) for i in kept],
+        "high": [round(line.high[i], 4) for i in kept],
+    }
+
+
+def _votes(curves: Sequence[CurveResult]) -> tuple[list[dict[str, Any]], str]:
+    """The ballots of every strand that has some, and what to say if rounds had to be left out."""
+    strands = [
+        (place, seed, voted)
+        for place, curve in enumerate(curves)
+        for seed, lines in curve.seeds.items()
+        if (voted := [line for line in lines if line.get("ballots") is not None])
+    ]
+    size = max((_vote_size(line) for _, _, lines in strands for line in lines), default=1)
+    rounds_max = max(1, VOTE_CHARACTERS_MAX // (size * max(1, len(strands))))
+    longest = max((len(lines) for _, _, lines in strands), default=0)
+    shown = [
+        {
+            "curve": place,
+            "seed": seed,
+            "rounds": [_vote(lines[i]) for i in _spaced(len(lines), rounds_max)],
+        }
+        for place, seed, lines in strands
+    ]
+    if longest <= rounds_max:
+        return shown, ""
+    return shown, (
+        f"To keep this page small, {rounds_max} evenly spaced rounds of each curve can be chosen "
+        f"here, of up to {longest}; {ROUNDS} holds them all."
+    )
+
+
+def _vote(record: Round) -> dict[str, Any]:
+    proposers, voters = record.get("proposers") or [], record.get("voters") or []
+    ballots = list(record["ballots"])[: len(voters)]
+    ballots += [None] * (len(voters) - len(ballots))
+    return {
+        "round": record["round"],
+        "proposers": proposers,
+        "voters": voters,
+        "byzantine": record.get("byzantine_workers") or [],
+        "ballots": [None if b is None else _bits(b, len(proposers)) for b in ballots],
+        "selection": record.get("selection") or [],
+        "quorum": record.get("quorum"),
+        "outcome": record["outcome"],
+    }
+
+
+def _vote_size(record: Round) -> int:
+    """About how many characters a round's votes take on the page."""
+    proposers, voters = len(record.get("proposers") or []), len(record.get("voters") or [])
+    return 120 + voters * (proposers // 4 + 4) + 6 * (proposers + voters)
+
+
+def _bits(approved: Sequence[int], proposals: int) -> str:
+    """A ballot as hexadecimal digits, four proposals each, the first in the highest bit.
+
+    >>> _bits([0, 5], 6)
+    '84'
+    """
+    digits = [0] * -(-proposals // 4)
+    for proposal in approved:
+        if 0 <= proposal < proposals:
+            digits[proposal // 4] |= 8 >> proposal % 4
+    return "".join(f"{digit:x}" for digit in digits)
+
+
+def _spaced(length: int, count: int) -> list[int]:
+    """At most `count` places out of `length`, evenly spaced, the last always among them.
+
+    >>> _spaced(3, 5), _spaced(9, 3), _spaced(9, 1)
+    ([0, 1, 2], [0, 4, 8], [8])
+    """
+    if length <= count:
+        return list(range(length))
+    if count == 1:
+        return [length - 1]
+    return [place * (length - 1) // (count - 1) for place in range(count)]

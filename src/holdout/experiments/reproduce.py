@@ -1,9 +1,9 @@
 """The paper's figures from one command each: `holdout reproduce mnist` and `... cifar10`.
 
-A figure is a row of panels, a panel an experiment of its own: a config in `paper/`, a run folder,
-resumable. Where the paper leaves open what "chosen by the rule" means for the attacker, there is a
-panel for each reading. It matters to the votes alone, so the other curves are run once and drawn in
-both panels. The last panel is the attack as the authors' code has it.
+A figure is a row of panels, and each panel is a resumable experiment: a config in `paper/` and a
+run folder. The paper leaves open what "chosen by the rule" means for the attacker, so there is a
+panel for each reading. The reading matters to the votes alone: the other curves are run once and
+drawn in both panels. The last panel shows the attack as it is in the authors' code.
 """
 
 import tomllib
@@ -32,12 +32,12 @@ FIGURE = "figure.png"
 
 @dataclass(frozen=True, slots=True)
 class Panel:
-    """One part of a figure: the name of its config and folder, and what stands above it."""
+    """One part of a figure: the name of its config and run folder, and its title."""
 
     name: str
     title: str
     others_from: str | None = None
-    """The panel whose curves of other rules are those of this one too."""
+    """The panel from which this one takes the curves of rules that it does not run itself."""
 
 
 FIGURES: Mapping[str, Sequence[Panel]] = MappingProxyType(
@@ -60,8 +60,8 @@ FIGURES: Mapping[str, Sequence[Panel]] = MappingProxyType(
 QUICK: Mapping[str, list[str]] = MappingProxyType(
     {
         "mnist": ["experiment.rounds=15", "experiment.seeds=[0]", "experiment.evaluate_every=3"],
-        # By the paper's step of 0.1 even the mean without liars is hardly above chance so early; by
-        # 0.5 it falls back. With 100 holdout samples the published vote stayed at chance.
+        # With the paper's step of 0.1 even the mean without liars is hardly above chance so early;
+        # with 0.5 it falls back. With 100 holdout samples the published vote stayed at chance.
         "cifar10": [
             "experiment.rounds=16",
             "experiment.seeds=[0]",
@@ -71,7 +71,7 @@ QUICK: Mapping[str, list[str]] = MappingProxyType(
         ],
     }
 )
-"""What `--quick` cuts down or changes; a panel's title says so. The rest is as in the paper."""
+"""What `--quick` reduces or changes; a panel's title says so. The rest is as in the paper."""
 
 CHANGES: Mapping[tuple[str, str], str] = MappingProxyType(
     {
@@ -81,7 +81,7 @@ CHANGES: Mapping[tuple[str, str], str] = MappingProxyType(
         ("vote", "samples"): "m_c",
     }
 )
-"""Settings that a title names where they are not the paper's."""
+"""Settings that a title names if they differ from the paper's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +107,7 @@ def reproduce(
     resume: bool = False,
     watch: Callable[[Panel], Watch | None] = lambda _panel: None,
 ) -> Figure:
-    """Run every panel of a figure into `out` and draw it; `resume`: go on where it stopped."""
+    """Run every panel of a figure into `out`, or `resume` there, and draw it."""
     if out.exists() and not out.is_dir():
         raise RunFolderError(f"{out} is not a folder")
     if not resume and out.exists() and any(out.iterdir()):
@@ -115,9 +115,9 @@ def reproduce(
     panels = FIGURES[name]
     configs = [apply_settings(_with_data(panel.name, data), list(settings)) for panel in panels]
     # Read once for all panels, and before anything is written.
-    own = Plugins(data=load(name, path=data, normalise=False))
-    first, *others = (make_plan(values, own) for values in configs)
-    # In memory once, too: the settings are the same for all panels.
+    plugins = Plugins(data=load(name, path=data, normalise=False))
+    first, *others = (make_plan(values, plugins) for values in configs)
+    # Kept in memory once, too: all panels normalise it alike.
     plans = [first, *(replace(plan, dataset=first.dataset) for plan in others)]
     run_together(
         [
@@ -140,7 +140,7 @@ def _with_data(panel: str, path: Path) -> dict[str, Any]:
 
 
 def figure_in(out: Path) -> str | None:
-    """The name of the figure whose run folders these are; None if they are of none."""
+    """The name of the figure that the run folders in `out` make up, if any."""
     for name, panels in FIGURES.items():
         if all((out / panel.name / results.CONFIG).is_file() for panel in panels):
             return name
@@ -148,16 +148,16 @@ def figure_in(out: Path) -> str | None:
 
 
 def draw(name: str, out: Path) -> Figure:
-    """The figure of run folders that are there, from their results alone."""
+    """Draw a figure from the results in its run folders alone."""
     runs = {panel.name: read_run(out / panel.name) for panel in FIGURES[name]}
     titled = []
     for panel in FIGURES[name]:
         found = runs[panel.name]
-        rounds = list(found.rounds)
+        rounds = list(found.rows)
         if panel.others_from:
-            own = found.config["experiment"]["rules"]
-            others = runs[panel.others_from].rounds
-            rounds = [line for line in others if line["rule"] not in own] + rounds
+            rules = found.config["experiment"]["rules"]
+            others = runs[panel.others_from].rows
+            rounds = [line for line in others if line["rule"] not in rules] + rounds
         titled.append((_title(panel, found.config), rounds))
     parts = [(title.replace(" (", "\n("), group(rounds)) for title, rounds in titled]
     write_atomic(out / FIGURE, panels_png(parts))
@@ -165,7 +165,7 @@ def draw(name: str, out: Path) -> Figure:
 
 
 def _title(panel: Panel, config: Mapping[str, Any]) -> str:
-    """The panel's title; where the run was cut down or changed, it says so."""
+    """The panel's title, which says so if the run was reduced or changed."""
     whole = parse(panel_values(panel.name)).checked().as_dict()
     planned, found = whole["experiment"], config["experiment"]
     less = []

@@ -1,4 +1,4 @@
-"""Run an experiment: curve after curve, round after round, resumable after any of them."""
+"""Run an experiment: curve after curve, round after round, resumable after any round."""
 
 import os
 import platform
@@ -13,7 +13,7 @@ import torch
 
 import holdout
 from holdout import results
-from holdout.config import Config
+from holdout.config import Config, read_file
 from holdout.experiments.checkpoints import (
     Place,
     check_fit,
@@ -24,7 +24,7 @@ from holdout.experiments.checkpoints import (
 from holdout.experiments.curves import TableRow, final_table
 from holdout.experiments.plan import ExperimentPlan, make_plan
 from holdout.experiments.plugins import Plugins
-from holdout.experiments.report import write_report
+from holdout.experiments.report import table_html, write_report
 from holdout.experiments.resolve_names import is_decentralized
 from holdout.federation import central, decentralized
 from holdout.federation.network_sizes import notes_on
@@ -35,26 +35,64 @@ from holdout.rounds import RoundRecord
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """Where a run is, told after each round."""
+    """Where a run is; `run` tells its `watch` after each round.
+
+    >>> from holdout import Plugins, run
+    >>> x, y = [[-3.0], [3.0]] * 20, [0, 1] * 20
+    >>> setting = {
+    ...     "experiment": {"rules": ["mean"], "rounds": 2, "threads": 1},
+    ...     "data": {"samples_per_worker": 10},
+    ...     "federation": {"workers": 9, "byzantine": 0, "proposers": 4, "voters": 4},
+    ...     "training": {"batch_size": 5}, "vote": {"samples": 10}, "attack": {"name": "none"},
+    ... }
+    >>> def watch(progress):
+    ...     print(f"{progress.rounds_done} of {progress.rounds_total}: {progress.record.rule}")
+    >>> _ = run(setting, plugins=Plugins(data=(x, y, x, y)), watch=watch)
+    1 of 2: mean
+    2 of 2: mean
+    """
 
     record: RoundRecord
+    """All that the round did: the fields of a line of `results.jsonl`."""
     rounds_done: int
+    """Of all curves."""
     rounds_total: int
+    """Of all curves; fewer are run where one diverges."""
 
 
 Watch = Callable[[Progress], None]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Result:
-    """What an experiment gave."""
+    """What an experiment gave; in a notebook it shows itself as a table.
+
+    >>> import holdout
+    >>> x, y = [[-3.0], [3.0]] * 20, [0, 1] * 20
+    >>> setting = {
+    ...     "experiment": {"rules": ["holdout"], "rounds": 3, "threads": 1},
+    ...     "data": {"samples_per_worker": 10},
+    ...     "federation": {"workers": 9, "proposers": 4, "voters": 4},
+    ...     "training": {"batch_size": 5}, "vote": {"samples": 10},
+    ... }
+    >>> result = holdout.run(setting, plugins=holdout.Plugins(data=(x, y, x, y)))
+    >>> result
+    <Result: mean, no attack 100.0 %; HoldOut 100.0 %>
+    >>> result.accuracy("holdout"), len(result.rounds)
+    (1.0, 6)
+    """
 
     config: Config
+    """The complete config."""
     rounds: Sequence[Mapping[str, Any]]
     """One mapping a round: the lines of `results.jsonl`."""
     summary: Mapping[str, Any]
+    """What `summary.json` holds: one entry a curve, and the versions that made it."""
     folder: Path | None = None
+    """The run folder; None if the run was in memory alone."""
     notes: Sequence[str] = field(default_factory=list)
+    """What the sizes of a network without a server do not guarantee, or that a resumed run may
+    differ."""
 
     def table(self) -> list[TableRow]:
         """One row a rule and attack, averaged over seeds."""
@@ -68,26 +106,54 @@ class Result:
                 return row.accuracy
         raise KeyError(f"no curve of rule {rule!r} under attack {wanted!r}")
 
+    def __repr__(self) -> str:
+        ends = "; ".join(f"{row.label} {row.accuracy_text()}" for row in self.table())
+        return f"<Result: {ends}>"
+
+    def _repr_html_(self) -> str:
+        head = ["rule", "without attack", "under attack", "drop"]
+        return table_html(head, [row.cells() for row in self.table()])
+
 
 def run(
-    config: Config | Mapping[str, Any],
+    config: Config | Mapping[str, Any] | str | Path,
     *,
     out: Path | str | None = None,
     resume: bool = False,
-    own: Plugins | None = None,
-    watch: Watch | None = None,
+    plugins: Plugins | None = None,
+    watch: Callable[[Progress], None] | None = None,
     say: Callable[[str], None] | None = None,
 ) -> Result:
-    """Run an experiment; with `out`, into a run folder, else in memory alone.
+    """Run an experiment: some rules, one attack, one or several seeds.
 
-    Everything is checked before any work is done. With `resume`, go on where the folder's
-    checkpoint says; the result is the same as that of an uninterrupted run. `say` is told the
-    result's notes before the first round: what the sizes of a network without a server do not
-    guarantee, or that a resumed run may differ.
+    Everything is checked before any work is done. Ctrl-C keeps what is done if there is a run
+    folder.
+
+    Args:
+        config: The path of a TOML file, its values as nested mappings, or a `Config`.
+        out: The run folder to make; without it nothing is written.
+        resume: Go on where the checkpoint in `out` says. The result is the same as that of an
+            uninterrupted run.
+        plugins: Custom rules, attacks, models, data or workers, as objects.
+        watch: Called with a `Progress` after each round.
+        say: Called with each of the result's notes before the first round.
+
+    >>> from holdout import Plugins, run
+    >>> x, y = [[-3.0], [3.0]] * 20, [0, 1] * 20
+    >>> setting = {
+    ...     "experiment": {"rules": ["mean", "holdout"], "rounds": 3, "threads": 1},
+    ...     "data": {"samples_per_worker": 10},
+    ...     "federation": {"workers": 9, "proposers": 4, "voters": 4},
+    ...     "training": {"batch_size": 5}, "vote": {"samples": 10},
+    ... }
+    >>> run(setting, plugins=Plugins(data=(x, y, x, y))).accuracy("holdout")
+    1.0
     """
-    plan = make_plan(config, own)
+    values = read_file(Path(config)) if isinstance(config, str | Path) else config
+    plan = make_plan(values, plugins)
     notes = _tell(say, notes_on(plan.config))
-    # Also around the check of a checkpoint, which founds a network anew: last bits depend on it.
+    # Also while a checkpoint is checked: that founds a network anew, and its last bits depend on
+    # the number of threads.
     with _threads(plan.config):
         if out is None:
             return finish(plan, _run_curves(plan, None, None, [], watch), None, notes)
@@ -100,7 +166,7 @@ def run(
             check_fit(plan, restore(checkpoint), done)
 
         with results.resume(path, plan.config.as_dict(), check=check) as (folder, checkpoint):
-            done = list(results.read_run(path).rounds)
+            done = list(results.read_run(path).rows)
             notes += _tell(say, notes_on_environment(checkpoint, environment(plan.config)))
             rounds = _run_curves(plan, folder, checkpoint, done, watch)
             return finish(plan, rounds, folder, notes)
@@ -114,7 +180,7 @@ def _tell(say: Callable[[str], None] | None, notes: list[str]) -> list[str]:
 
 
 def environment(config: Config, *, threads: int | None = None) -> dict[str, Any]:
-    """What, besides config and seed, decides the bytes of a result; `threads`: of each curve."""
+    """What decides the bytes of a result besides config and seed; `threads` are a curve's."""
     return {
         "holdout": holdout.__version__,
         "python": platform.python_version(),
@@ -178,7 +244,7 @@ def run_curve(
             record, state = run_round(federation, curve, state)
             line = record.as_dict()
             mark = folder.append(line) if folder else None
-            # One assignment: an interruption leaves the place before or after the round.
+            # One assignment, so that an interruption leaves the place before or after the round.
             place = Place(number, state, mark)
             rounds.append(results.jsonable(line))
             if folder and mark and record.accuracy is not None and state.round < experiment.rounds:
@@ -204,7 +270,7 @@ def finish(
     *,
     threads: int | None = None,
 ) -> Result:
-    """The result of all curves; into the folder go its summary and report."""
+    """The result of all curves; its summary and report go into the folder."""
     summary = results.summarise(
         rounds,
         config=plan.config.as_dict(),

@@ -24,14 +24,30 @@ ModelFactory = Callable[[tuple[int, ...], int], nn.Module]
 
 
 def mlp(shape: tuple[int, ...], classes: int) -> nn.Module:
-    """One hidden layer of 100 units: the paper's network for MNIST."""
+    """One hidden layer of 100 units: the paper's network for MNIST.
+
+    Args:
+        shape: The shape of one sample.
+        classes: How many logits the model gives.
+
+    >>> mlp((1, 28, 28), 10)(torch.zeros(2, 1, 28, 28)).shape
+    torch.Size([2, 10])
+    """
     return nn.Sequential(
         nn.Flatten(), nn.Linear(math.prod(shape), 100), nn.ReLU(), nn.Linear(100, classes)
     )
 
 
 def lenet5(shape: tuple[int, ...], classes: int) -> nn.Module:
-    """The paper's LeNet-5 for CIFAR-10: two convolutions, three full layers, ReLU, no padding."""
+    """The paper's LeNet-5 for CIFAR-10: two convolutions, three full layers, ReLU, no padding.
+
+    Args:
+        shape: The shape of one sample, (channels, height, width).
+        classes: How many logits the model gives.
+
+    >>> lenet5((3, 32, 32), 10)(torch.zeros(2, 3, 32, 32)).shape
+    torch.Size([2, 10])
+    """
     if len(shape) != 3 or min(_lenet5_side(side) for side in shape[1:]) < 1:  # noqa: PLR2004
         raise ModelError(
             "lenet5 needs images (channels, height, width) of at least 16 x 16; "
@@ -58,10 +74,22 @@ _SEEDING = RLock()
 """Held while torch's generator, which all threads share, is seeded and used."""
 
 MODELS: Mapping[str, ModelFactory] = MappingProxyType({"mlp": mlp, "lenet5": lenet5})
+"""The models that a config names in `model.name`."""
 
 
 def build(factory: ModelFactory, shape: tuple[int, ...], classes: int, *, seed: int) -> nn.Module:
-    """The factory's model with weights decided by the seed; a ModelError if it cannot be used."""
+    """The factory's model with weights decided by the seed; a ModelError if it cannot be used.
+
+    Args:
+        factory: Makes the model.
+        shape: The shape of one sample.
+        classes: How many classes there are.
+        seed: Decides the weights.
+
+    >>> first, again = (build(mlp, (1, 28, 28), 10, seed=0)[1].weight for _ in range(2))
+    >>> torch.equal(first, again)
+    True
+    """
     with _SEEDING, torch.random.fork_rng(devices=[]):
         # Not torch.manual_seed, which also reseeds devices that fork_rng was told to leave out.
         torch.default_generator.manual_seed(seed)

@@ -30,11 +30,18 @@ other threads waiting. It does not depend on the number of threads, so neither d
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """How a model does on labelled samples."""
+    """How a model does on labelled samples.
+
+    >>> Evaluation(accuracy=0.5, loss=1.2, class_recall=(1.0, 0.0)).accuracy
+    0.5
+    """
 
     accuracy: float
+    """The share of the samples that is recognised."""
     loss: float
+    """The mean cross-entropy."""
     class_recall: tuple[float, ...]
+    """The share of each class that is recognised."""
 
 
 def gradients(model: nn.Module, weights: Tensor, batches: Sequence[Batch]) -> Tensor:
@@ -73,7 +80,18 @@ def local_update(
 
 
 def evaluate(model: nn.Module, weights: Tensor, x: Tensor, y: Tensor) -> Evaluation:
-    """Accuracy, mean cross-entropy and the share of each class that is recognised."""
+    """Accuracy, mean cross-entropy and the share of each class that is recognised.
+
+    Args:
+        model: Says how weights are used.
+        weights: The weights to judge, (d,).
+        x: Samples.
+        y: Their labels.
+
+    >>> model, x, y = nn.Linear(1, 2), torch.tensor([[-1.0], [1.0]]), torch.tensor([0, 1])
+    >>> evaluate(model, torch.tensor([-1.0, 1.0, 0.0, 0.0]), x, y).accuracy
+    1.0
+    """
     if len(x) == 0:
         raise MisuseError("an evaluation needs at least one sample; got none")
     parameters = vector.unflatten(model, weights)

@@ -21,12 +21,21 @@ def dimension(model: nn.Module) -> int:
 
 
 def flatten(model: nn.Module) -> Tensor:
-    """A copy of the model's weights, (d,)."""
+    """A copy of the model's weights, (d,).
+
+    >>> flatten(nn.Linear(3, 2)).shape
+    torch.Size([8])
+    """
     return torch.cat([parameter.detach().reshape(-1) for parameter in model.parameters()])
 
 
 def unflatten(model: nn.Module, vector: Tensor) -> dict[str, Tensor]:
-    """Views of the vector, named and shaped as the parameters, for `call`."""
+    """Views of the vector, named and shaped as the model's parameters.
+
+    >>> parts = unflatten(nn.Linear(3, 2), torch.ones(8))
+    >>> {name: tuple(part.shape) for name, part in parts.items()}
+    {'weight': (2, 3), 'bias': (2,)}
+    """
     d = dimension(model)
     if vector.shape != (d,):
         raise MisuseError(

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from holdout import device
 from holdout.attacks import ATTACKS, Attack, DeployedRule, Lie, View
 from holdout.data.datasets import Shard, load
-from holdout.data.partition import partition
+from holdout.data.partitions import partition
 from holdout.errors import UserError
 from holdout.ids import ProposalId, RoundNumber, WorkerId
 from holdout.learning import vector

@@ -33,7 +33,24 @@ def partition(
     alpha: float = 0.5,
     labels_per_worker: int = 2,
 ) -> list[Integers]:
-    """The row indices of each worker, exactly `samples_per_worker` different ones, shuffled."""
+    """The row indices of each worker, exactly `samples_per_worker` different ones, shuffled.
+
+    Args:
+        kind: iid, balanced, dirichlet or shards: how labels are spread over the workers.
+        labels: The label of every training row.
+        workers: How many workers there are.
+        samples_per_worker: How many rows each holds.
+        classes: How many labels there are.
+        seed: Decides every draw.
+        alpha: For dirichlet: the smaller, the fewer labels a worker holds.
+        labels_per_worker: For shards: how many labels a worker holds.
+
+    >>> rows = partition(
+    ...     "iid", np.array([0, 1] * 10), workers=3, samples_per_worker=5, classes=2, seed=0
+    ... )
+    >>> [len(set(held.tolist())) for held in rows]
+    [5, 5, 5]
+    """
     labels = np.asarray(labels)
     _check(labels, workers=workers, samples=samples_per_worker, classes=classes)
     sizes = np.bincount(labels.astype(np.int64), minlength=classes).astype(np.int64)

@@ -1,0 +1,63 @@
+"""The command line: parsing arguments and printing, nothing else.
+
+A command is a module with a function `add_command`, listed in `COMMANDS`. Exit codes: 0 success,
+2 a mistake of the user (one readable message), 130 after Ctrl-C, 1 anything else. What is slow to
+import (torch above all) is imported by the command that needs it, so that `--help` and `--version`
+answer at once.
+"""
+
+import argparse
+import os
+import sys
+from collections.abc import Callable, Sequence
+
+from holdout import __version__
+from holdout.commands import plan, report, reproduce, run, shared, simulate
+from holdout.errors import UserError
+from holdout.node import commands as node
+
+COMMANDS: Sequence[Callable[[shared.Subparsers], None]] = (
+    run.add_command,
+    reproduce.add_command,
+    report.add_command,
+    plan.add_command,
+    simulate.add_command,
+    node.add_commands,
+)
+"""In the order in which `--help` lists them. Each sets `run` to the function that does the work."""
+
+
+def run_command(arguments: Sequence[str]) -> int:
+    """Run one command; the exit code."""
+    try:
+        options = make_parser().parse_args(arguments)
+        code = int(options.run(options) or shared.EXIT_OK)
+        sys.stdout.flush()
+    except UserError as error:
+        print(f"holdout: {error}", file=sys.stderr)
+        return shared.EXIT_USER
+    except KeyboardInterrupt:
+        print("holdout: stopped", file=sys.stderr)
+        return shared.EXIT_INTERRUPTED
+    except BrokenPipeError:
+        # The reader of our output went away; there is nobody left to tell.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return shared.EXIT_FAILURE
+    except OSError as error:
+        print(f"holdout: {error}", file=sys.stderr)
+        return shared.EXIT_FAILURE
+    return code
+
+
+def make_parser() -> argparse.ArgumentParser:
+    """The parser of the whole command line."""
+    parser = argparse.ArgumentParser(
+        prog="holdout",
+        description="HoldOut SGD: federated learning in which voters throw poisoned updates out.",
+        allow_abbrev=False,
+    )
+    parser.add_argument("--version", action="version", version=f"holdout {__version__}")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    for add_command in COMMANDS:
+        add_command(commands)
+    return parser

@@ -1,0 +1,61 @@
+"""`holdout run`: one experiment, from a config, or the built-in demo."""
+
+import argparse
+import tomllib
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from holdout.commands.shared import Subparsers, add_settings, explain_resuming, print_note
+
+
+def add_command(commands: Subparsers) -> None:
+    """Add the parser."""
+    parser = commands.add_parser(
+        "run",
+        help="run an experiment; without a config, the built-in demo",
+        description="Run an experiment: some rules, one attack, one or several seeds. "
+        "Without a config: the built-in demo, offline, about a minute.",
+        allow_abbrev=False,
+    )
+    parser.add_argument("config", nargs="?", type=Path, metavar="CONFIG.toml")
+    add_settings(parser)
+    parser.add_argument(
+        "--out", type=Path, metavar="DIR", help="run folder (default: runs/NAME, -2, -3, ...)"
+    )
+    parser.add_argument(
+        "--resume", action="store_true", help="go on with an interrupted run of the same config"
+    )
+    parser.set_defaults(run=_run)
+
+
+def demo_values() -> dict[str, Any]:
+    """The config of the demo, as TOML gives it."""
+    return tomllib.loads(files("holdout.experiments").joinpath("demo.toml").read_text("utf-8"))
+
+
+def _run(options: argparse.Namespace) -> None:
+    from holdout import config, results
+
+    folder: Path | None = options.out
+    if options.config is not None:
+        values = config.read_file(options.config)
+    elif options.resume and folder is not None:
+        values = results.read_config(folder)
+    else:
+        values = demo_values()
+    values = config.apply_settings(values, options.settings)
+    # Mistakes are reported by the run, together with those that only it can find.
+    name = config.parse(values).config.experiment.name
+    if folder is None:
+        find_path = results.last_path if options.resume else results.free_path
+        folder = find_path(Path("runs"), name)
+    from holdout.experiments.runner import run
+    from holdout.terminal import print_table, watching
+
+    # The folder holds its config, so nothing else needs to be said again.
+    again = ["holdout", "run", "--out", str(folder), "--resume"]
+    with explain_resuming(folder / results.CONFIG, again), watching() as watch:
+        result = run(values, out=folder, resume=options.resume, watch=watch(""), say=print_note)
+    print_table(result.table(), name)
+    print(f"report: {folder / 'report.html'}")
