@@ -36,6 +36,7 @@ learning_rate = 0.1
 schedule = "constant"
 local_steps = 1
 momentum = 0.0
+worker_momentum = 0.0
 [federation]
 mode = "central"
 workers = 100

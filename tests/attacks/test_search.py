@@ -10,12 +10,11 @@ from hypothesis import strategies as st
 
 from holdout.attacks import ATTACKS, DeployedRule
 from holdout.attacks.search import GROWTH, STEP, inflate, strengths
-from holdout.rules import (
-    RULES,
+from holdout.rules import RULES, mean
+from holdout.rules.distance import (
     bulyan_choice,
     krum_choice,
     krum_unsquared_choice,
-    mean,
     multi_krum_choice,
 )
 from holdout.rules.rule import custom_rule

@@ -14,7 +14,8 @@ from holdout.experiments.plan import make_plan
 from holdout.experiments.plugins import Plugins
 from holdout.federation.central import run_round
 from holdout.federation.round_setup import first_state
-from holdout.rules import RULES, krum_choice, krum_unsquared_choice, mean, multi_krum_choice
+from holdout.rules import RULES, mean
+from holdout.rules.distance import krum_choice, krum_unsquared_choice, multi_krum_choice
 from holdout.rules.rule import custom_rule
 from holdout.seeds import stream
 

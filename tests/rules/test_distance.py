@@ -8,19 +8,14 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from holdout.rules import (
-    RULES,
-    bulyan,
+from holdout.rules import RULES, bulyan, distance, krum, krum_unsquared, multi_krum
+from holdout.rules.distance import (
     bulyan_choice,
-    distance,
-    krum,
     krum_choice,
-    krum_unsquared,
     krum_unsquared_choice,
-    multi_krum,
     multi_krum_choice,
+    squared_distances,
 )
-from holdout.rules.distance import squared_distances
 
 
 @st.composite

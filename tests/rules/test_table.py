@@ -82,7 +82,7 @@ def test_no_other_table_lists_rules():
     names = {*RULES, *VOTES, *PRE_AGGREGATIONS}
     found = []
     for path in sorted(SOURCE.rglob("*.py")):
-        if path.relative_to(SOURCE).as_posix() in {"rules/__init__.py", "voting/terms.py"}:
+        if path.relative_to(SOURCE).as_posix() in {"rules/table.py", "voting/terms.py"}:
             continue
         for node in ast.walk(ast.parse(path.read_text("utf-8"))):
             keys = node.keys if isinstance(node, ast.Dict) else []

@@ -124,7 +124,7 @@ def _load(config: Config, plugins: Plugins) -> Dataset:
         path = Path(config.data.path) if config.data.path else None
         return load(config.data.name, path=path, normalise=config.data.normalise)
     dataset = (
-        plugins.data if isinstance(plugins.data, Dataset) else dataset_from("custom", plugins.data)
+        plugins.data if isinstance(plugins.data, Dataset) else dataset_from("own", plugins.data)
     )
     return standardised(dataset) if config.data.normalise else dataset
 
@@ -147,7 +147,7 @@ def _with_names(values: Mapping[str, Any], plugins: Plugins) -> dict[str, Any]:
 
 def _name_of(thing: object) -> str:
     if isinstance(thing, tuple):
-        return "custom"
+        return "own"
     name = getattr(thing, "name", None) or getattr(thing, "__name__", None)
     return str(name or type(thing).__name__)
 

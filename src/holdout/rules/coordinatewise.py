@@ -27,6 +27,7 @@ _BLOCK = 1 << 15
 def mean(updates: Tensor, *, f: int) -> Tensor:
     """The plain average, which a single Byzantine row can make anything, NaN and Inf included.
 
+    >>> import torch
     >>> mean(torch.tensor([[1.0], [2.0], [6.0]]), f=1)
     tensor([3.])
     """
@@ -36,6 +37,7 @@ def mean(updates: Tensor, *, f: int) -> Tensor:
 def median(updates: Tensor, *, f: int) -> Tensor:
     """The middle value of each coordinate; of an even number, the mean of the middle two.
 
+    >>> import torch
     >>> median(torch.tensor([[1.0], [2.0], [6.0], [float("nan")]]), f=1)
     tensor([4.])
     """
@@ -48,6 +50,7 @@ def median(updates: Tensor, *, f: int) -> Tensor:
 def trimmed_mean(updates: Tensor, *, f: int) -> Tensor:
     """The mean of each coordinate without its f smallest and f largest (Yin et al., 2018).
 
+    >>> import torch
     >>> trimmed_mean(torch.tensor([[1.0], [2.0], [4.0], [99.0]]), f=1)
     tensor([3.])
     """
@@ -64,6 +67,7 @@ def mean_around_median(updates: Tensor, *, f: int) -> Tensor:
     This is what the HoldOut SGD paper calls the trimmed mean. Of two values equally far from the
     median, the one of the lower row is nearer.
 
+    >>> import torch
     >>> mean_around_median(torch.tensor([[1.0], [2.0], [4.0], [99.0], [3.0]]), f=1)
     tensor([2.5000])
     """

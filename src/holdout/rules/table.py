@@ -1,0 +1,175 @@
+"""The tables of rules and pre-aggregations, and how names and functions compose."""
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import TypeVar
+
+import numpy as np
+
+from holdout.errors import UserError
+from holdout.rules import rehearsal
+from holdout.rules.coordinatewise import mean, mean_around_median, median, trimmed_mean
+from holdout.rules.distance import (
+    BULYAN_NEEDS,
+    KRUM_NEEDS,
+    bulyan,
+    krum,
+    krum_choice,
+    krum_index,
+    krum_unsquared,
+    krum_unsquared_choice,
+    multi_krum,
+    multi_krum_choice,
+    multi_krum_indices,
+)
+from holdout.rules.geometric import geometric_median
+from holdout.rules.preaggregation import clipping, nnm
+from holdout.rules.rule import (
+    ANY_NUMBER,
+    HONEST_MAJORITY,
+    LEAVES_NOBODY_OUT,
+    NAMES_NOBODY,
+    PreAggregation,
+    PreFunction,
+    Rule,
+    RuleFunction,
+    custom_rule,
+    put_in_front,
+)
+
+T = TypeVar("T")
+
+RULES: Mapping[str, Rule] = MappingProxyType(
+    {
+        "mean": Rule(
+            mean,
+            label="mean",
+            choose=lambda updates, _f: range(len(updates)),
+            rehearse=LEAVES_NOBODY_OUT,
+            needs=ANY_NUMBER,
+        ),
+        "median": Rule(
+            median,
+            label="median",
+            choose=NAMES_NOBODY,
+            rehearse=rehearsal.by_place(lambda n, _f: ((n - 1) // 2, n // 2)),
+            needs=HONEST_MAJORITY,
+        ),
+        "trimmed-mean": Rule(
+            trimmed_mean,
+            label="trimmed mean",
+            choose=NAMES_NOBODY,
+            rehearse=rehearsal.by_place(lambda n, f: (f, n - f - 1)),
+            needs=HONEST_MAJORITY,
+        ),
+        "mean-around-median": Rule(
+            mean_around_median,
+            label="mean around median",
+            choose=NAMES_NOBODY,
+            rehearse=rehearsal.by_nearness,
+            needs=HONEST_MAJORITY,
+        ),
+        "krum": Rule(
+            krum,
+            label="Krum",
+            choose=lambda updates, f: [krum_choice(updates, f=f)],
+            rehearse=rehearsal.by_distance(lambda squares, f: [krum_index(squares, f=f)]),
+            needs=KRUM_NEEDS,
+        ),
+        "krum-unsquared": Rule(
+            krum_unsquared,
+            label="Krum (unsquared)",
+            choose=lambda updates, f: [krum_unsquared_choice(updates, f=f)],
+            rehearse=rehearsal.by_distance(lambda squares, f: [krum_index(np.sqrt(squares), f=f)]),
+            needs=KRUM_NEEDS,
+        ),
+        "multi-krum": Rule(
+            multi_krum,
+            label="multi-Krum",
+            choose=lambda updates, f: multi_krum_choice(updates, f=f),
+            rehearse=rehearsal.by_distance(lambda squares, f: multi_krum_indices(squares, f=f)),
+            needs=KRUM_NEEDS,
+        ),
+        "bulyan": Rule(
+            bulyan,
+            label="Bulyan",
+            choose=NAMES_NOBODY,
+            rehearse=rehearsal.of_bulyan,
+            needs=BULYAN_NEEDS,
+        ),
+        "geometric-median": Rule(
+            geometric_median,
+            label="geometric median",
+            choose=NAMES_NOBODY,
+            rehearse=LEAVES_NOBODY_OUT,
+            needs=HONEST_MAJORITY,
+        ),
+    }
+)
+"""Every baseline rule by its name in a config; nothing else lists them."""
+
+PRE_AGGREGATIONS: Mapping[str, PreAggregation] = MappingProxyType(
+    {
+        "nnm": PreAggregation(nnm, label="NNM", keeps_rows=False, needs=HONEST_MAJORITY),
+        "clipping": PreAggregation(clipping, label="clipping", keeps_rows=True, needs=ANY_NUMBER),
+    }
+)
+"""Every pre-aggregation by its name in a config."""
+
+
+def find_rule(name: str) -> Rule | None:
+    """The rule that a name stands for, with its pre-aggregations; None if there is no such rule.
+
+    Args:
+        name: The name of a rule, after any number of pre-aggregations and plus signs.
+
+    Example:
+        >>> find_rule("nnm+krum").label
+        'NNM + Krum'
+        >>> find_rule("krum+nnm") is None
+        True
+    """
+    *front, last = name.split("+")
+    rule = RULES.get(last)
+    for part in reversed(front):
+        pre = PRE_AGGREGATIONS.get(part)
+        if rule is None or pre is None:
+            return None
+        rule = put_in_front(pre, rule)
+    return rule
+
+
+def compose(pre: str | PreAggregation | PreFunction, rule: str | Rule | RuleFunction) -> Rule:
+    """A rule behind a pre-aggregation; compose again to put another one in front.
+
+    Args:
+        pre: A pre-aggregation: its name, an entry of `PRE_AGGREGATIONS`, or a function from
+            updates to updates, `pre(updates, *, f)`.
+        rule: A rule: its name, an entry of `RULES`, or a function from updates to an update,
+            `rule(updates, *, f)`.
+
+    Example:
+        >>> import torch
+        >>> rule = compose("nnm", "trimmed-mean")
+        >>> rule(torch.tensor([[1.0], [2.0], [3.0], [99.0]]), f=1)
+        tensor([2.])
+    """
+    if isinstance(pre, str):
+        pre = _look_up("pre-aggregation", pre, PRE_AGGREGATIONS)
+    elif not isinstance(pre, PreAggregation):
+        pre = PreAggregation(pre, _name_of(pre), keeps_rows=False, needs=ANY_NUMBER)
+    if isinstance(rule, str):
+        rule = _look_up("rule", rule, RULES)
+    elif not isinstance(rule, Rule):
+        rule = custom_rule(rule, _name_of(rule))
+    return put_in_front(pre, rule)
+
+
+def _look_up(kind: str, name: str, known: Mapping[str, T]) -> T:
+    if name not in known:
+        raise UserError(f"there is no {kind} {name!r}; there are {', '.join(known)}")
+    return known[name]
+
+
+def _name_of(function: object) -> str:
+    return str(getattr(function, "__name__", type(function).__name__))
