@@ -37,13 +37,17 @@ MACHINE_PATH = re.compile(
 LINES_MAX, FUNCTION_LINES_MAX = 450, 80
 
 USED_FROM_OUTSIDE = {
-    "holdout.node.localnet.demo_worker:linear": "the model of large networks, in bench/node.py",
+    "holdout.agreement.wire:encode": "the inverse of `decode`, which tests and fuzzers go by",
+    "holdout.experiments.runner:Result._repr_html_": "Jupyter",
+    "holdout.node.demo:linear": "the model of large networks, in bench/node.py",
+    "holdout.results:Run.to_pandas": "users",
+    "holdout.simulator.trace:Trace.fingerprint": "tests tell two runs apart by it",
 }
 """What nothing in `src` reads, and who does."""
 
 PASSED_FROM_OUTSIDE = {
-    "holdout.node.localnet.demo_worker:make_worker": "by `worker_options` in a node's settings",
-    "holdout.node.localnet.lying_worker:make_worker": "by `worker_options` in a node's settings",
+    "holdout.node.demo:make_worker": "by `worker_options` in a node's settings",
+    "holdout.node.demo:make_lying_worker": "by `worker_options` in a node's settings",
 }
 """Functions with parameters that no call in the repository passes, and who does."""
 
@@ -54,34 +58,6 @@ PATH = re.compile(r"(?<![\w/.-])(?:docs|tests|tools|bench|examples|src)/[\w/.*-]
 DECISION = re.compile(r"\bdecision (\d+)")
 DOCUMENT = re.compile(r"(?<![\w.*-])\w[\w-]*\.md\b")
 SECTION = re.compile(r"\b([A-Z]{4,})(?: \d+ and| \d+ to)? \d+\.\d+\b")
-
-# Findings that are known and not mended yet, by how they begin: to be emptied.
-STILL_OPEN = frozenset(
-    {
-        "DataSection",
-        "ModelSection",
-        "docs/simulation.md: ",
-        "holdout.agreement.sizing:self_selected_committee(attempts)",
-        "holdout.agreement.sortition:weight",
-        "holdout.agreement.sortition:weighted_priority",
-        "holdout.agreement.wire:encode",
-        "holdout.cli:_parser",
-        "holdout.node.localnet.lying_worker:make_worker",
-        "holdout.node.membership.identity:Authority.create(now)",
-        "holdout.node.storage.audit:audit(watch)",
-        "holdout.simulator.adversaries_agreement:corrupt_with",
-        "holdout.simulator.checkers:Checker.__init__(check_bodies)",
-        "holdout.simulator.toy_learners:BitFlipped",
-        "holdout.simulator.toy_learners:valley_start(dimension)",
-        "src/holdout/agreement/aggregate.py: CONSENSUS",
-        "src/holdout/agreement/blocks.py: CONSENSUS",
-        "src/holdout/agreement/counting.py: CONSENSUS",
-        "src/holdout/agreement/headers.py: CONSENSUS",
-        "src/holdout/agreement/player.py has",
-        "src/holdout/node/network/transport.py has",
-        "src/holdout/node/runtime/service.py has",
-    }
-)
 
 
 def modules():
@@ -219,10 +195,6 @@ def programs():
     return trees("src", "tools", "bench", "examples")
 
 
-def is_open(finding):
-    return any(finding.startswith(known) for known in STILL_OPEN)
-
-
 def test_a_module_can_be_read_in_one_sitting():
     lengths = {path: len(path.read_text("utf-8").splitlines()) for path in SOURCES}
     found = [
@@ -230,7 +202,7 @@ def test_a_module_can_be_read_in_one_sitting():
         for path, length in lengths.items()
         if length > LINES_MAX
     ]
-    assert [finding for finding in found if not is_open(finding)] == []
+    assert found == []
 
 
 def test_a_function_fits_on_a_page():
@@ -241,13 +213,13 @@ def test_a_function_fits_on_a_page():
         if isinstance(node, source_walk.Function)
         and node.end_lineno - node.lineno >= FUNCTION_LINES_MAX
     ]
-    assert [finding for finding in found if not is_open(finding)] == []
+    assert found == []
 
 
 def test_a_class_name_has_one_home():
     homes = source_walk.homes_of_classes(trees("src"))
     found = [f"{name}: {', '.join(where)}" for name, where in homes.items() if len(where) > 1]
-    assert [finding for finding in found if not is_open(finding)] == []
+    assert found == []
 
 
 def test_every_public_name_says_what_it_is():
@@ -272,7 +244,7 @@ def test_nothing_in_the_source_is_unused():
         for definition in source_walk.definitions(name, tree)
         if not source_walk.is_used(definition, uses) and not definition.is_called_from_outside()
     }
-    assert sorted(place for place in found - set(USED_FROM_OUTSIDE) if not is_open(place)) == []
+    assert sorted(found - set(USED_FROM_OUTSIDE)) == []
     assert set(USED_FROM_OUTSIDE) - found == set()
 
 
@@ -289,7 +261,7 @@ def test_every_parameter_with_a_default_is_passed_by_somebody():
         for parameter in source_walk.never_passed(definition, uses, inherited)
     }
     excused = {place for place in found if place.partition("(")[0] in PASSED_FROM_OUTSIDE}
-    assert sorted(place for place in found - excused if not is_open(place)) == []
+    assert sorted(found - excused) == []
     assert {place.partition("(")[0] for place in excused} == set(PASSED_FROM_OUTSIDE)
 
 
@@ -316,7 +288,7 @@ def test_what_is_referred_to_exists():
         missing += [name for name in DOCUMENT.findall(text) if name not in documents]
         missing += [name for name in SECTION.findall(text) if f"{name}.md" not in documents]
         found += [f"{path.relative_to(ROOT)}: {name}" for name in missing]
-    assert [finding for finding in found if not is_open(finding)] == []
+    assert found == []
 
 
 def exists(name):
@@ -372,3 +344,32 @@ def rows(name):
 def seeds_of_the_readme():
     makefile = (ROOT / "Makefile").read_text("utf-8")
     return re.search(r"experiment\.seeds='\[([\d,]+)\]' --out runs/readme", makefile)[1].split(",")
+
+
+MADE_IN_ONE_PLACE = frozenset(
+    {"arange", "empty", "eye", "from_numpy", "full", "ones", "rand", "randint", "randn", "randperm"}
+) | frozenset({"Generator", "as_tensor", "linspace", "tensor", "zeros"})
+"""What makes a tensor, or decides where: only `holdout.device` calls these of torch."""
+
+
+def test_tensors_are_made_in_one_place():
+    found = [
+        f"{name}:{call.lineno}"
+        for name, tree in trees("src").items()
+        if name != "holdout.device"
+        for call in ast.walk(tree)
+        if isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute)
+        if call.func.attr in MADE_IN_ONE_PLACE and ast.unparse(call.func.value) == "torch"
+    ]
+    assert found == []
+
+
+def test_where_tensors_are_is_asked_in_one_place():
+    found = [
+        f"{name}:{node.lineno}: {node.attr}"
+        for name, tree in trees("src").items()
+        if name != "holdout.device"
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Attribute) and node.attr in {"cuda", "cpu", "is_cpu", "is_cuda"}
+    ]
+    assert found == []

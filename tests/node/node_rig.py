@@ -22,7 +22,7 @@ import numpy as np
 from holdout.errors import UserError
 from holdout.node.localnet.launcher import free_ports
 from holdout.node.membership import members, network_creation
-from holdout.node.membership.genesis import DataSection, Parameters
+from holdout.node.membership.genesis import DataDescription, Parameters
 from holdout.node.membership.model_files import describe_model
 from holdout.node.membership.network_parameters import usual_parameters
 from holdout.node.runtime.folder import join
@@ -159,7 +159,7 @@ class Network:
             name="test",
             parameters=parameters,
             model=describe_model("tiny_worker:make_model", tensors),
-            data=DataSection(description="synthetic", shape=list(SHAPE), classes=CLASSES),
+            data=DataDescription(description="synthetic", shape=list(SHAPE), classes=CLASSES),
         )
         self.made = network_creation.finish_network(self.network, beacon=bytes(32))
         for index in range(nodes):

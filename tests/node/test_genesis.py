@@ -7,7 +7,7 @@ import pytest
 
 from holdout.errors import UserError
 from holdout.node.membership import members, network_creation
-from holdout.node.membership.genesis import GENESIS, DataSection, Network
+from holdout.node.membership.genesis import GENESIS, DataDescription, Network
 from holdout.node.membership.members import read_member, read_share_file
 from holdout.node.membership.model_files import MODEL, describe_model, load_model, save_model
 from holdout.node.membership.network_parameters import usual_parameters
@@ -24,7 +24,7 @@ def draft(folder, names=("alice", "bob", "carol", "dave"), byzantine=1):
         name="trial",
         parameters=usual_parameters(len(names), byzantine, 0.1),
         model=describe_model("own:model", tensors),
-        data=DataSection(description="words", shape=[3], classes=2),
+        data=DataDescription(description="words", shape=[3], classes=2),
     )
 
 

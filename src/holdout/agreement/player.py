@@ -98,7 +98,6 @@ class Player:
         timing: Timing,
         safety: bytes | None,
         finished: Sequence[Finished] = (),
-        limits: Limits | None = None,
         decode: Callable[[bytes], Unverified[Message]] = wire.decode,
         tools: Tools | None = None,
     ) -> None:
@@ -112,14 +111,13 @@ class Player:
             timing: How long it waits.
             safety: The state it wrote last (`safety.initial` at registration); None if it is lost.
             finished: The decided rounds in its store, all or enough of the last ones.
-            limits: How much peers may make it hold.
             decode: `wire.decode`, or a version that remembers its answers.
             tools: Functions on blocks, or versions that remember their answers.
         """
         self._ledger = Ledger(genesis)
         for item in finished:
             self._ledger.append(read_header(item.header))
-        limits = limits or Limits()
+        limits = Limits()
         stored = None if safety is None else read_safety(safety, genesis.chain)
         state = self._continue(stored)
         self._context = PlayerContext(

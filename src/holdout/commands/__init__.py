@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from holdout import __version__
 from holdout.commands import plan, report, reproduce, run, shared, simulate
 from holdout.errors import UserError
-from holdout.node import commands as node
+from holdout.node.commands import add_commands as add_node_commands
 
 COMMANDS: Sequence[Callable[[shared.Subparsers], None]] = (
     run.add_command,
@@ -22,7 +22,7 @@ COMMANDS: Sequence[Callable[[shared.Subparsers], None]] = (
     report.add_command,
     plan.add_command,
     simulate.add_command,
-    node.add_commands,
+    add_node_commands,
 )
 """In the order in which `--help` lists them. Each sets `run` to the function that does the work."""
 

@@ -282,7 +282,7 @@ def _npz_file(path: Path) -> Path:
 
 def _array(name: str, part: str, values: object) -> NDArray[np.generic]:
     try:
-        return np.asarray(values.detach().cpu() if isinstance(values, Tensor) else values)
+        return device.to_numpy(values) if isinstance(values, Tensor) else np.asarray(values)
     except (TypeError, ValueError, RuntimeError) as error:
         raise DataError(f"{name}: {part} cannot be made an array: {error}") from error
 

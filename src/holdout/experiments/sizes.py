@@ -167,7 +167,7 @@ def _size(size: int | None) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class NetworkSizes:
+class SizesBySeed:
     """All sizes of a network, for one assumption about the bias of its seed."""
 
     modes: Mapping[Mode, CommitteeSize]
@@ -204,8 +204,8 @@ class NetworkPlan:
     delta_progress: float
     mode: Mode
     leaders: int
-    unbiased: NetworkSizes
-    biased: NetworkSizes
+    unbiased: SizesBySeed
+    biased: SizesBySeed
     not_guaranteed: tuple[str, ...]
 
     def as_json(self) -> str:
@@ -313,10 +313,10 @@ def plan_network(
     )
 
 
-def _network_sizes(workers: int, byzantine: Fraction | int, risk: Risk) -> NetworkSizes:
+def _network_sizes(workers: int, byzantine: Fraction | int, risk: Risk) -> SizesBySeed:
     liars = sizing.check_population(workers, byzantine)
     share = sizing.as_share(byzantine, workers)
-    return NetworkSizes(
+    return SizesBySeed(
         modes={mode: sizing.committee(workers, liars, risk, mode) for mode in Mode},
         proposers={draw: sizing.majority_size(workers, liars, risk, draw) for draw in RoleDraw},
         voters={
@@ -325,7 +325,7 @@ def _network_sizes(workers: int, byzantine: Fraction | int, risk: Risk) -> Netwo
     )
 
 
-def _warnings(workers: int, column: NetworkSizes) -> list[str]:
+def _warnings(workers: int, column: SizesBySeed) -> list[str]:
     """What the sizes of the modes mean for choosing among them."""
     if workers < sizing.SAMPLED_WORKERS_MIN:
         return [

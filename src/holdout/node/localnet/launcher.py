@@ -26,7 +26,7 @@ from rich.table import Table
 from holdout.agreement.messages import WORKERS_MAX
 from holdout.errors import AuditError, LocalnetFailed, StoreError, UserError
 from holdout.node.membership import members, network_creation
-from holdout.node.membership.genesis import GENESIS, SETUP, DataSection, Network
+from holdout.node.membership.genesis import GENESIS, SETUP, DataDescription, Network
 from holdout.node.membership.model_files import first_model
 from holdout.node.membership.network_parameters import usual_parameters
 from holdout.node.membership.settings import DEMO_WORKER, SETTINGS
@@ -136,7 +136,7 @@ def prepare(plan: LocalnetPlan) -> list[LocalNode]:
         name="localnet",
         parameters=usual_parameters(plan.nodes, tolerated, plan.learning_rate),
         model=first_model(plan.model, SHAPE, CLASSES, plan.seed),
-        data=DataSection(
+        data=DataDescription(
             description="5,000 MNIST digits, a shard each", shape=list(SHAPE), classes=CLASSES
         ),
     )

@@ -110,7 +110,7 @@ class TensorShape(Section):
     shape: list[Positive]
 
 
-class ModelSection(Section):
+class ModelDescription(Section):
     """The model that is trained."""
 
     name: Annotated[str, StringConstraints(min_length=1, max_length=200)]
@@ -124,7 +124,7 @@ class ModelSection(Section):
         return tuple(tuple(tensor.shape) for tensor in self.tensors)
 
 
-class DataSection(Section):
+class DataDescription(Section):
     """What data members hold: every member's worker must fit it."""
 
     description: Annotated[str, StringConstraints(max_length=10_000)]
@@ -142,8 +142,8 @@ class AuthoritySection(Section):
 class _File(Section):
     network: NetworkSection
     parameters: Parameters
-    model: ModelSection
-    data: DataSection
+    model: ModelDescription
+    data: DataDescription
     authority: AuthoritySection
     members: Annotated[list[Member], Field(min_length=1, max_length=WORKERS_MAX)]
 
@@ -161,8 +161,8 @@ class Network:
         name: str,
         members: Sequence[Member],
         parameters: Parameters,
-        model: ModelSection,
-        data: DataSection,
+        model: ModelDescription,
+        data: DataDescription,
     ) -> "Network":
         """A network without authority and beacon, which cannot be used yet."""
         if not NAME.fullmatch(name):

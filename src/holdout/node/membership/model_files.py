@@ -12,7 +12,7 @@ from safetensors.numpy import save as save_tensors
 from holdout import device
 from holdout.agreement import aggregate
 from holdout.errors import UserError
-from holdout.node.membership.genesis import ModelSection, TensorShape
+from holdout.node.membership.genesis import ModelDescription, TensorShape
 from holdout.results import write_atomic
 
 MODEL = "model.safetensors"
@@ -21,7 +21,7 @@ Tensors = Mapping[str, "np.ndarray[Any, np.dtype[np.float32]]"]
 
 def first_model(
     name: str, shape: tuple[int, ...], classes: int, seed: int
-) -> tuple[ModelSection, bytes]:
+) -> tuple[ModelDescription, bytes]:
     """A built-in model, or a custom one by its dotted name, with fresh weights."""
     from holdout.dotted import resolve
     from holdout.learning.models import MODELS, build
@@ -33,7 +33,7 @@ def first_model(
     return describe_model(name, tensors)
 
 
-def describe_model(name: str, tensors: Tensors) -> tuple[ModelSection, bytes]:
+def describe_model(name: str, tensors: Tensors) -> tuple[ModelDescription, bytes]:
     """A model's section of the genesis file and its canonical bytes, tensors in this order."""
     data = b"".join(aggregate.canonical(np.ravel(tensor)) for tensor in tensors.values())
     empty = [key for key, tensor in tensors.items() if not tensor.size]
@@ -41,13 +41,15 @@ def describe_model(name: str, tensors: Tensors) -> tuple[ModelSection, bytes]:
         raise UserError(f"a model needs tensors with weights in them; got {empty or 'none'}")
     shapes = [TensorShape(name=key, shape=list(t.shape)) for key, t in tensors.items()]
     listed = tuple(tuple(shape.shape) for shape in shapes)
-    section = ModelSection(
+    section = ModelDescription(
         name=name, digest=aggregate.model_digest(listed, data).hex(), tensors=shapes
     )
     return section, data
 
 
-def save_model(path: Path, model: ModelSection, data: bytes, metadata: Mapping[str, str]) -> None:
+def save_model(
+    path: Path, model: ModelDescription, data: bytes, metadata: Mapping[str, str]
+) -> None:
     """Write a model, given as canonical bytes, as a safetensors file."""
     values = np.frombuffer(data, "<f4")
     tensors, start = {}, 0
@@ -58,7 +60,7 @@ def save_model(path: Path, model: ModelSection, data: bytes, metadata: Mapping[s
     write_atomic(path, save_tensors(tensors, dict(metadata)))
 
 
-def load_model(path: Path, model: ModelSection) -> bytes:
+def load_model(path: Path, model: ModelDescription) -> bytes:
     """The canonical bytes of a model file, which must have the digest of this section."""
     tensors = read_tensors(path)
     try:

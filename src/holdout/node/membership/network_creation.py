@@ -14,9 +14,9 @@ from holdout.errors import UserError
 from holdout.node.membership.genesis import (
     GENESIS,
     SETUP,
-    DataSection,
+    DataDescription,
     Member,
-    ModelSection,
+    ModelDescription,
     Network,
     Parameters,
 )
@@ -88,7 +88,7 @@ def create(
             model=first_model(model, sides, classes, seed)
             if weights is None
             else describe_model(model, read_tensors(weights)),
-            data=DataSection(description=description, shape=list(sides), classes=classes),
+            data=DataDescription(description=description, shape=list(sides), classes=classes),
         )
         notes = [f"not guaranteed: {note}" for note in notes_on(network.params, rounds)]
     elif not (folder / SETUP).exists():
@@ -145,8 +145,8 @@ def draft_network(
     *,
     name: str,
     parameters: Parameters,
-    model: tuple[ModelSection, bytes],
-    data: DataSection,
+    model: tuple[ModelDescription, bytes],
+    data: DataDescription,
 ) -> Network:
     """Write the network without its beacon, all members' certificates and the first model."""
     if any((out / file).exists() for file in (GENESIS, SETUP)):
