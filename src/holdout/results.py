@@ -230,7 +230,7 @@ def resume(
 
     `check` sees the checkpoint and the rounds that it vouches for before anything is changed.
     """
-    stored = read_config(path)
+    stored = _with_defaults(read_config(path), config)
     if stored != config:
         raise RunFolderError(
             f"{path} holds a run with a different config: {_differences(stored, config)}; "
@@ -411,6 +411,22 @@ def _split(content: bytes) -> tuple[bytes, bytes]:
     """A checkpoint's arrays, and the SHA-256 that follows them."""
     size = hashlib.sha256().digest_size
     return content[:-size], content[-size:]
+
+
+def _with_defaults(stored: dict[str, Any], wanted: Mapping[str, Any]) -> dict[str, Any]:
+    """The config of a folder; settings that are younger than the folder have their defaults."""
+    from holdout.config import parse  # Slow to import, and needed here alone.
+
+    younger = _flat(wanted).keys() - _flat(stored).keys()
+    parsed = parse(stored)
+    if not younger or parsed.problems:
+        return stored
+    defaults = parsed.config.as_dict()
+    return {
+        section: values
+        | {k: v for k, v in defaults[section].items() if f"{section}.{k}" in younger}
+        for section, values in stored.items()
+    }
 
 
 def _differences(stored: Mapping[str, Any], given: Mapping[str, Any]) -> str:

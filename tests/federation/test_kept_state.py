@@ -306,3 +306,27 @@ def test_a_checkpoint_whose_momentum_is_of_another_model_is_refused(blobs, confi
         folder.save(results.Checkpoint(checkpoint.meta, arrays), folder.mark())
     with pytest.raises(RunFolderError, match=r"worker \d+: .* the run cannot be resumed"):
         run(values, out=tmp_path / "run", plugins=plugins, resume=True)
+
+
+@pytest.mark.usefixtures("_quick")
+def test_a_folder_from_before_there_was_a_setting_is_resumed_with_its_default(
+    blobs, config, tmp_path
+):
+    values = config(experiment={"rules": ["mean"], "rounds": 3})
+    plugins = Plugins(data=blobs)
+    whole = run(values, out=tmp_path / "whole", plugins=plugins)
+
+    def watch(progress):
+        if progress.rounds_done == 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run(values, out=tmp_path / "parts", plugins=plugins, watch=watch)
+    stored = tmp_path / "parts" / results.CONFIG
+    older = stored.read_text("utf-8").replace("worker_momentum = 0.0\n", "")
+    assert older != stored.read_text("utf-8")
+    stored.write_text(older, "utf-8")
+    assert lines(run(values, out=tmp_path / "parts", plugins=plugins, resume=True)) == lines(whole)
+    changed = config(experiment={"rules": ["mean"], "rounds": 3}, training={"worker_momentum": 0.5})
+    with pytest.raises(RunFolderError, match=r"training.worker_momentum was 0.0, is 0.5"):
+        run(changed, out=tmp_path / "parts", plugins=plugins, resume=True)
