@@ -17,14 +17,15 @@ tables, which gives at most a few members more (`docs/decisions/0006-sizes-by-bi
 import bisect
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
 from holdout.agreement.messages import WORKERS_MAX
-from holdout.agreement.params import ATTEMPTS_MAX, Mode, RoleDraw, quorum_of_all
+from holdout.agreement.params import ATTEMPTS_MAX, Mode, Params, RoleDraw, TallyRule, quorum_of_all
 from holdout.agreement.tails import RAREST, binomial, hypergeometric
 from holdout.errors import InfeasibleError, UserError
+from holdout.ids import Digest
 from holdout.shares import byzantine_count, write_share
 from holdout.voting import approve_count
 from holdout.voting.odds import exact_size
@@ -116,6 +117,38 @@ class NetworkSizes:
     """tau_V, M_min and b_max."""
     leaders: int
     """tau_L."""
+
+    def params(
+        self,
+        *,
+        workers: int,
+        f: Fraction,
+        shapes: Sequence[Sequence[int]],
+        model_first: Digest,
+        rates: tuple[float, ...],
+        radius_first: float = 0.0,
+        tally: TallyRule = TallyRule.COMPLETION,
+    ) -> Params:
+        """The constants of a run with these sizes."""
+        return Params(
+            workers=workers,
+            f=f,
+            quorum=self.committee.quorum,
+            proposers=self.proposers,
+            voters=self.voters.size,
+            leaders=self.leaders,
+            ballots_min=self.voters.ballots_min,
+            byzantine_voters_max=self.voters.byzantine_max,
+            dimension=sum(math.prod(shape) for shape in shapes),
+            model_first=model_first,
+            rates=rates,
+            mode=self.mode,
+            committee=0 if self.mode is Mode.ALL else self.committee.size,
+            role_draw=self.role_draw,
+            shapes=tuple(tuple(shape) for shape in shapes),
+            radius_first=radius_first,
+            tally=tally,
+        )
 
 
 def sizes(

@@ -5,14 +5,13 @@ Everything else follows from n and f. Sizes below the tables of `agreement.sizin
 paper's are far below them. A run that has such sizes says so.
 """
 
-import math
 from collections.abc import Sequence
 from fractions import Fraction
 from functools import lru_cache
 
 from holdout.agreement import sizing
 from holdout.agreement.guarantees import notes_on_sizes
-from holdout.agreement.params import Mode, Params, RoleDraw, TallyRule
+from holdout.agreement.params import Params, RoleDraw, TallyRule
 from holdout.agreement.sizing import NetworkSizes, Risk
 from holdout.config import Config
 from holdout.ids import Digest
@@ -83,22 +82,12 @@ def params_of(
     if training.schedule == "inverse":
         # By the number of steps, not of rounds: an empty round does not burn the schedule.
         rates = tuple(training.learning_rate / t for t in range(1, config.experiment.rounds + 1))
-    return Params(
+    return sizes.params(
         workers=config.federation.workers,
         f=config.federation.f,
-        quorum=sizes.committee.quorum,
-        proposers=sizes.proposers,
-        voters=sizes.voters.size,
-        leaders=sizes.leaders,
-        ballots_min=sizes.voters.ballots_min,
-        byzantine_voters_max=sizes.voters.byzantine_max,
-        dimension=sum(math.prod(shape) for shape in shapes),
+        shapes=shapes,
         model_first=model_first,
         rates=rates,
-        mode=sizes.mode,
-        committee=0 if sizes.mode is Mode.ALL else sizes.committee.size,
-        role_draw=RoleDraw.SELF,
-        shapes=tuple(tuple(shape) for shape in shapes),
         radius_first=radius_first,
         tally=TallyRule.PAPER if rule == PAPER else TallyRule.COMPLETION,
     )

@@ -119,22 +119,8 @@ def usual_params(
     """The constants of a run with toy learners: the usual sizes, and a tiny model."""
     sizes = usual_sizes(n, f, mode, proposers=proposers, voters=voters)
     shapes = ((DIMENSION,),)
-    return Params(
-        workers=n,
-        f=f,
-        quorum=sizes.committee.quorum,
-        proposers=sizes.proposers,
-        voters=sizes.voters.size,
-        leaders=sizes.leaders,
-        ballots_min=sizes.voters.ballots_min,
-        byzantine_voters_max=sizes.voters.byzantine_max,
-        dimension=DIMENSION,
-        model_first=aggregate.model_digest(shapes, FIRST_MODEL),
-        rates=(0.5, 0.25),
-        mode=mode,
-        committee=0 if mode is Mode.ALL else sizes.committee.size,
-        shapes=shapes,
-    )
+    first = aggregate.model_digest(shapes, FIRST_MODEL)
+    return sizes.params(workers=n, f=f, shapes=shapes, model_first=first, rates=(0.5, 0.25))
 
 
 def found(params: Params, keys: SimulatedKeys, seed: int) -> Genesis:
