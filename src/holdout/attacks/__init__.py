@@ -27,6 +27,11 @@ ATTACKS: Mapping[str, Callable[..., Attack]] = MappingProxyType(
         "nan": updates.NotANumber,
     }
 )
+"""What Byzantine proposers send, by its name in a config: called with parameters, gives an attack.
+
+>>> ATTACKS["sign-flip"](scale=2.0)
+SignFlip(scale=2.0)
+"""
 
 BALLOT_ATTACKS: Mapping[str, BallotAttack] = MappingProxyType(
     {
@@ -39,6 +44,7 @@ BALLOT_ATTACKS: Mapping[str, BallotAttack] = MappingProxyType(
         "inverted": ballots.inverted,
     }
 )
+"""How Byzantine voters vote, by its name in a config."""
 
 __all__ = [
     "ATTACKS",
