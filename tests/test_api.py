@@ -68,6 +68,10 @@ def test_every_public_function_and_class_has_an_example():
     assert [str(n) for n in NAMES if n.needs_example and not n.docstring.example] == []
 
 
+def test_every_field_and_method_is_described():
+    assert re.findall(r"^- `[^`]+`$", PAGE, re.MULTILINE) == []
+
+
 def test_every_argument_described_is_one():
     """A description outlives its argument otherwise."""
     for name in NAMES:

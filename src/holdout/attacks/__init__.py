@@ -29,7 +29,8 @@ ATTACKS: Mapping[str, Callable[..., Attack]] = MappingProxyType(
 )
 """What Byzantine proposers send, by its name in a config: called with parameters, gives an attack.
 
->>> ATTACKS["sign-flip"](scale=2.0)
+>>> sign_flip = ATTACKS["sign-flip"]
+>>> sign_flip(scale=2.0)
 SignFlip(scale=2.0)
 """
 
