@@ -74,13 +74,35 @@ class Recipe:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class HonestWorker:
-    """A worker that follows the algorithm."""
+    """A worker that follows the algorithm; `Plugins(worker=...)` is called with each of them.
+
+    Example:
+        >>> import holdout
+        >>> from dataclasses import replace
+        >>> def in_small_batches(worker):
+        ...     return replace(worker, recipe=replace(worker.recipe, batch_size=2))
+        >>> x, y = [[-3.0], [3.0]] * 20, [0, 1] * 20
+        >>> plugins = holdout.Plugins(data=(x, y, x, y), worker=in_small_batches)
+        >>> setting = {
+        ...     "experiment": {"rules": ["holdout"], "rounds": 3, "threads": 1},
+        ...     "data": {"samples_per_worker": 10},
+        ...     "federation": {"workers": 9, "proposers": 4, "voters": 4},
+        ...     "training": {"batch_size": 5}, "vote": {"samples": 10},
+        ... }
+        >>> holdout.run(setting, plugins=plugins).accuracy("holdout")
+        1.0
+    """
 
     worker_id: WorkerId
+    """Its number in the federation, from 0."""
     model: nn.Module
+    """What is trained; its weights are handed in each round."""
     shard: Shard
+    """Its private data."""
     recipe: Recipe
+    """How much of its data it uses in a round."""
     seed: int
+    """With the round and its number, decides which samples it draws."""
 
     def propose(
         self, weights: Tensor, *, round_number: RoundNumber, learning_rate: float

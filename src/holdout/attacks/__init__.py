@@ -27,6 +27,12 @@ ATTACKS: Mapping[str, Callable[..., Attack]] = MappingProxyType(
         "nan": updates.NotANumber,
     }
 )
+"""What Byzantine proposers send, by its name in a config: called with parameters, gives an attack.
+
+>>> sign_flip = ATTACKS["sign-flip"]
+>>> sign_flip(scale=2.0)
+SignFlip(scale=2.0)
+"""
 
 BALLOT_ATTACKS: Mapping[str, BallotAttack] = MappingProxyType(
     {
@@ -39,6 +45,7 @@ BALLOT_ATTACKS: Mapping[str, BallotAttack] = MappingProxyType(
         "inverted": ballots.inverted,
     }
 )
+"""How Byzantine voters vote, by its name in a config."""
 
 __all__ = [
     "ATTACKS",

@@ -10,9 +10,20 @@ from holdout.seeds import Stream
 
 @dataclass(frozen=True, slots=True)
 class BallotView:
-    """What a Byzantine voter knows when it votes."""
+    """What a Byzantine voter knows when it votes.
+
+    Example:
+        >>> from holdout import stream
+        >>> view = BallotView(
+        ...     voter=9, proposals=(0, 1, 2, 3), coalition=frozenset({1, 3}), approve_count=3,
+        ...     honest_ballot=lambda: [0, 2], ranking=lambda: [2, 0, 1, 3], source=stream(0),
+        ... )
+        >>> view.own, view.others
+        ([1, 3], [0, 2])
+    """
 
     voter: WorkerId
+    """Who votes."""
     proposals: tuple[ProposalId, ...]
     """All that are to be judged, in id order."""
     coalition: frozenset[ProposalId]
@@ -24,6 +35,7 @@ class BallotView:
     ranking: Callable[[], Sequence[ProposalId]]
     """All proposals by their loss on this voter's own data, best first."""
     source: Stream
+    """Random integers that only this voter draws in this round."""
 
     @property
     def own(self) -> list[ProposalId]:
@@ -37,7 +49,14 @@ class BallotView:
 
 
 class BallotAttack(Protocol):
-    """What a Byzantine voter sends as its ballot; anything may come back, it will be checked."""
+    """What a Byzantine voter sends as its ballot; anything may come back, it will be checked.
+
+    Example:
+        >>> import holdout
+        >>> def own_or_nobody(view):
+        ...     return view.own[: view.approve_count]
+        >>> plugins = holdout.Plugins(ballots=own_or_nobody)
+    """
 
     def __call__(self, view: BallotView) -> Sequence[ProposalId]:
         """Decide which proposals this voter names."""

@@ -14,12 +14,25 @@ GROWTH = 1.05
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DeployedRule:
-    """A baseline rule, run by the attacker on the honest updates that it knows."""
+    """A baseline rule, run by the attacker on the honest updates that it knows.
+
+    Example:
+        >>> import torch
+        >>> from holdout.rules import RULES
+        >>> honest = torch.tensor([[0.0], [1.0], [2.0], [3.0]])
+        >>> deployed = DeployedRule(RULES["median"], honest, copies=1, f=1)
+        >>> list(deployed.selects(torch.tensor([1.5]), torch.tensor([1.0]), [0.0, 0.5, 9.0]))
+        [True, True, False]
+    """
 
     rule: Rule
+    """The rule."""
     honest: Tensor
+    """(h, d) the honest updates."""
     copies: int
+    """How many copies of the lie are sent besides."""
     f: int
+    """How many lies the rule is told to expect."""
 
     @property
     def leaves_nobody_out(self) -> bool:

@@ -18,7 +18,23 @@ from holdout.seeds import Stream
 
 
 class Deployed(Protocol):
-    """The aggregation rule under attack, as the coalition can run it on what it knows."""
+    """The aggregation rule under attack, as the coalition can run it on what it knows.
+
+    Example:
+        >>> def strongest(deployed, base, direction, strengths):
+        ...     if deployed.leaves_nobody_out:
+        ...         return max(strengths)
+        ...     selected = deployed.selects(base, direction, strengths)
+        ...     return max((s for s, passes in zip(strengths, selected) if passes), default=0.0)
+        >>> from holdout.attacks import DeployedRule
+        >>> from holdout.rules import RULES
+        >>> honest = torch.tensor([[0.0], [1.0], [2.0], [3.0]])
+        >>> for name in ("mean", "median"):
+        ...     deployed = DeployedRule(RULES[name], honest, copies=1, f=1)
+        ...     print(name, strongest(deployed, honest[1], torch.ones(1), [0.0, 1.0, 9.0]))
+        mean 9.0
+        median 1.0
+    """
 
     @property
     def leaves_nobody_out(self) -> bool:
@@ -35,13 +51,30 @@ class View:
     """What the coalition knows in one round.
 
     An update is a gradient: a proposal u makes the candidate w - eta * u.
+
+    Example:
+        >>> import holdout
+        >>> known = torch.tensor([[1.0, 2.0], [3.0, 2.0]])
+        >>> rule = holdout.attacks.DeployedRule(holdout.rules.RULES["mean"], known, copies=1, f=1)
+        >>> view = View(
+        ...     round_number=1, weights=torch.zeros(2), learning_rate=0.1, model=nn.Linear(1, 1),
+        ...     count=1, known=known, own_updates=lambda: known[:1],
+        ...     deployed=rule, baseline=lambda name: rule, source=holdout.stream(0),
+        ... )
+        >>> view.mean, view.deviation
+        (tensor([2., 2.]), tensor([1., 0.]))
+        >>> holdout.attacks.ATTACKS["sign-flip"]()(view).updates
+        tensor([-2., -2.])
     """
 
     round_number: RoundNumber
+    """The round, counted from 1."""
     weights: Tensor
     """w_t, which every worker knows."""
     learning_rate: float
+    """eta, the step size of this round."""
     model: nn.Module
+    """What the weights are the weights of."""
     count: int
     """How many proposals the coalition sends."""
     known: Tensor
@@ -49,9 +82,11 @@ class View:
     own_updates: Callable[[], Tensor]
     """(count, d) what its proposers would send if they were honest, from their own data."""
     deployed: Deployed
+    """The rule under attack."""
     baseline: Callable[[str], Deployed]
     """A baseline rule on the same updates, by name, whatever is deployed."""
     source: Stream
+    """Random integers that only this attack draws, decided by the seed and the round."""
 
     @cached_property
     def mean(self) -> Tensor:
@@ -74,15 +109,30 @@ class View:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Lie:
-    """What the coalition's proposers send: one vector for all, or one each; None is silence."""
+    """What the coalition's proposers send.
+
+    Example:
+        >>> Lie(torch.tensor([-2.0, 0.0]), gamma=2.0).gamma
+        2.0
+        >>> [update is None for update in Lie([torch.zeros(2), None]).updates]
+        [False, True]
+    """
 
     updates: Tensor | Sequence[Tensor | None]
+    """One vector for all of them, or one for each; None is silence."""
     gamma: float | None = None
     """The strength that was chosen, where the attack has one."""
 
 
 class Attack(Protocol):
-    """What Byzantine proposers send; a custom attack may return plain tensors, not a `Lie`."""
+    """What Byzantine proposers send; a custom attack may return plain tensors, not a `Lie`.
+
+    Example:
+        >>> import holdout
+        >>> def cancel(view):
+        ...     return -2 * view.mean
+        >>> plugins = holdout.Plugins(attack=cancel)
+    """
 
     def __call__(self, view: View) -> Lie | Tensor | Sequence[Tensor | None]:
         """Decide what the coalition sends in this round."""

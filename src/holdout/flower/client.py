@@ -33,6 +33,10 @@ class VoteMod:
 
     The evaluation gets each candidate as it gets any model. If it can limit the samples it uses, it
     should do so by `holdout-samples` in its config (0: no limit).
+
+    Example:
+        >>> from flwr.clientapp import ClientApp
+        >>> app = ClientApp(mods=[VoteMod(loss_key="eval_loss")])
     """
 
     loss_key: str | None = None
@@ -86,6 +90,14 @@ def vote(
         y: Their labels, int64.
         seed: With the round and `worker_id`, decides which `holdout_samples` of them are used.
         worker_id: The client's number in that draw; by default the node's id.
+
+    Example:
+        >>> from flwr.clientapp import ClientApp
+        >>> app, model = ClientApp(), nn.Linear(4, 2)
+        >>> x, y = torch.randn(20, 4), torch.randint(2, (20,))
+        >>> @app.evaluate("vote")
+        ... def judge(message, context):
+        ...     return vote(message, model=model, x=x, y=y)
     """
     call = VoteCall.read(message)
     order = _columns(call.layout, model)

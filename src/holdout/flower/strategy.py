@@ -56,6 +56,11 @@ class HoldOut(CheckedStrategy):
         run_folder: Where to write what `holdout report` draws; must be new or empty.
         name: What the report calls the run.
         attack: What the report calls the circumstances.
+
+    Example:
+        >>> strategy = HoldOut(num_proposers=5, num_voters=5, byzantine_fraction="1/3", seed=0)
+        >>> strategy.terms.approve_count(5), strategy.terms.quorum(drawn=5, valid=5)
+        (4, 3)
     """
 
     rule: Literal["holdout", "holdout-paper"] = "holdout"
@@ -232,6 +237,14 @@ class Robust(CheckedStrategy):
         run_folder: Where to write what `holdout report` draws; must be new or empty.
         name: What the report calls the run.
         attack: What the report calls the circumstances.
+
+    Example:
+        >>> strategy = Robust(rule="nnm+krum", num_proposers=8, byzantine_fraction="1/4", seed=0)
+        >>> Robust(rule="krum", num_proposers=4, byzantine_fraction="1/4")
+        Traceback (most recent call last):
+        ...
+        holdout.errors.ConfigError: 1 mistake in the strategy's arguments:
+          num_proposers = 4: krum needs n > 2f + 2 updates; got n=4, f=1
     """
 
     evaluate_timeout: float = 300.0

@@ -27,9 +27,14 @@ _BLOCK = 1 << 15
 def mean(updates: Tensor, *, f: int) -> Tensor:
     """The plain average, which a single Byzantine row can make anything, NaN and Inf included.
 
-    >>> import torch
-    >>> mean(torch.tensor([[1.0], [2.0], [6.0]]), f=1)
-    tensor([3.])
+    Args:
+        updates: The updates, (n, d).
+        f: How many of them may be lies; the mean is the same whatever it is.
+
+    Example:
+        >>> import torch
+        >>> mean(torch.tensor([[1.0], [2.0], [6.0]]), f=1)
+        tensor([3.])
     """
     return admit("mean", updates, f=f, needs=ANY_NUMBER).mean(dim=0)
 
@@ -37,9 +42,14 @@ def mean(updates: Tensor, *, f: int) -> Tensor:
 def median(updates: Tensor, *, f: int) -> Tensor:
     """The middle value of each coordinate; of an even number, the mean of the middle two.
 
-    >>> import torch
-    >>> median(torch.tensor([[1.0], [2.0], [6.0], [float("nan")]]), f=1)
-    tensor([4.])
+    Args:
+        updates: The updates, (n, d).
+        f: How many of them may be lies.
+
+    Example:
+        >>> import torch
+        >>> median(torch.tensor([[1.0], [2.0], [6.0], [float("nan")]]), f=1)
+        tensor([4.])
     """
     updates = admit("median", updates, f=f, needs=HONEST_MAJORITY)
     n = len(updates)
@@ -50,9 +60,14 @@ def median(updates: Tensor, *, f: int) -> Tensor:
 def trimmed_mean(updates: Tensor, *, f: int) -> Tensor:
     """The mean of each coordinate without its f smallest and f largest (Yin et al., 2018).
 
-    >>> import torch
-    >>> trimmed_mean(torch.tensor([[1.0], [2.0], [4.0], [99.0]]), f=1)
-    tensor([3.])
+    Args:
+        updates: The updates, (n, d).
+        f: How many of them may be lies.
+
+    Example:
+        >>> import torch
+        >>> trimmed_mean(torch.tensor([[1.0], [2.0], [4.0], [99.0]]), f=1)
+        tensor([3.])
     """
     updates = admit("trimmed-mean", updates, f=f, needs=HONEST_MAJORITY)
     wanted = range(f, len(updates) - f)
@@ -67,9 +82,14 @@ def mean_around_median(updates: Tensor, *, f: int) -> Tensor:
     This is what the HoldOut SGD paper calls the trimmed mean. Of two values equally far from the
     median, the one of the lower row is nearer.
 
-    >>> import torch
-    >>> mean_around_median(torch.tensor([[1.0], [2.0], [4.0], [99.0], [3.0]]), f=1)
-    tensor([2.5000])
+    Args:
+        updates: The updates, (n, d).
+        f: How many of them may be lies.
+
+    Example:
+        >>> import torch
+        >>> mean_around_median(torch.tensor([[1.0], [2.0], [4.0], [99.0], [3.0]]), f=1)
+        tensor([2.5000])
     """
     updates = admit("mean-around-median", updates, f=f, needs=HONEST_MAJORITY)
     return mean_of_nearest(updates, count=len(updates) - f)

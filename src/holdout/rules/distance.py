@@ -53,8 +53,13 @@ _CANCELLED = 1e-6
 def krum(updates: Tensor, *, f: int) -> Tensor:
     """The update nearest to its n - f - 2 closest peers (Blanchard et al., 2017).
 
-    >>> krum(torch.tensor([[1.0], [2.0], [2.5], [3.0], [99.0]]), f=1)
-    tensor([2.5000])
+    Args:
+        updates: The updates, (n, d).
+        f: How many of them may be lies.
+
+    Example:
+        >>> krum(torch.tensor([[1.0], [2.0], [2.5], [3.0], [99.0]]), f=1)
+        tensor([2.5000])
     """
     return updates.detach()[krum_choice(updates, f=f)].clone()
 
@@ -78,8 +83,13 @@ def krum_unsquared(updates: Tensor, *, f: int) -> Tensor:
     Far updates count less. So an attacker gets larger lies through: of a few copies of one lie each
     has the others at distance zero, and the honest neighbours that fill the rest up weigh little.
 
-    >>> krum_unsquared(torch.tensor([[1.0], [2.0], [2.5], [3.0], [99.0]]), f=1)
-    tensor([2.5000])
+    Args:
+        updates: The updates, (n, d).
+        f: How many of them may be lies.
+
+    Example:
+        >>> krum_unsquared(torch.tensor([[1.0], [2.0], [2.5], [3.0], [99.0]]), f=1)
+        tensor([2.5000])
     """
     return updates.detach()[krum_unsquared_choice(updates, f=f)].clone()
 
@@ -93,8 +103,13 @@ def krum_unsquared_choice(updates: Tensor, *, f: int) -> int:
 def multi_krum(updates: Tensor, *, f: int) -> Tensor:
     """The mean of the n - f updates of best Krum score.
 
-    >>> multi_krum(torch.tensor([[1.0], [2.0], [2.5], [2.5], [99.0]]), f=1)
-    tensor([2.])
+    Args:
+        updates: The updates, (n, d).
+        f: How many of them may be lies.
+
+    Example:
+        >>> multi_krum(torch.tensor([[1.0], [2.0], [2.5], [2.5], [99.0]]), f=1)
+        tensor([2.])
     """
     first, *others = multi_krum_choice(updates, f=f)
     # By numpy and in blocks: torch's threads take twice as long to meet as the sums take.
@@ -127,8 +142,13 @@ def bulyan(updates: Tensor, *, f: int) -> Tensor:
 
     El Mhamdi et al., 2018; median and mean are per coordinate.
 
-    >>> bulyan(torch.tensor([[1.0], [2.0], [3.0], [3.0], [3.0], [4.0], [99.0]]), f=1)
-    tensor([3.])
+    Args:
+        updates: The updates, (n, d).
+        f: How many of them may be lies.
+
+    Example:
+        >>> bulyan(torch.tensor([[1.0], [2.0], [3.0], [3.0], [3.0], [4.0], [99.0]]), f=1)
+        tensor([3.])
     """
     chosen = bulyan_choice(updates, f=f)
     return mean_of_nearest(updates.detach()[list(chosen)], count=len(updates) - 4 * f)

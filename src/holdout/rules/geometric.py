@@ -41,8 +41,13 @@ def geometric_median(updates: Tensor, *, f: int) -> Tensor:
     Where several points are the least (an even number of updates on a line), it is one of the
     updates. Rows that are not finite, or so far away that float64 overflows, are left out.
 
-    >>> geometric_median(torch.tensor([[0.0, 0.0], [0.0, 1.0], [1.0, 0.0], [1.0, 1.0]]), f=1)
-    tensor([0.5000, 0.5000])
+    Args:
+        updates: The updates, (n, d).
+        f: How many of them may be lies.
+
+    Example:
+        >>> geometric_median(torch.tensor([[0.0, 0.0], [0.0, 1.0], [1.0, 0.0], [1.0, 1.0]]), f=1)
+        tensor([0.5000, 0.5000])
     """
     updates = admit("geometric-median", updates, f=f, needs=HONEST_MAJORITY)
     centre = central_row(updates)

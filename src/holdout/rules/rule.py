@@ -98,9 +98,8 @@ class RuleContext:
         ...     short = away / away.norm(dim=1, keepdim=True).clamp(min=1.0)
         ...     context.state["last"] = centre + short.mean(dim=0)
         ...     return context.state["last"]
-        >>> context = RuleContext(
-        ...     RoundNumber(1), torch.zeros(2), 0.1, Stream(b"example"), {"last": torch.ones(2)}
-        ... )
+        >>> from holdout import stream
+        >>> context = RuleContext(1, torch.zeros(2), 0.1, stream(0), {"last": torch.ones(2)})
         >>> clip_to_last(torch.tensor([[1.0, 1.0], [1.0, 5.0]]), f=0, context=context)
         tensor([1.0000, 1.5000])
     """

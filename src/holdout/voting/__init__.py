@@ -13,7 +13,7 @@ are; `odds` computes how likely a draw is bad.
 """
 
 from holdout.voting.approvals import Gate, Selection, admit_approvals, cast_approvals, rank, tally
-from holdout.voting.ballot import AdmittedBallots, Approvals, Ballot, BallotFault, BallotKind
+from holdout.voting.ballot import AdmittedBallots, Approvals, Ballot, BallotFault
 from holdout.voting.committee import (
     Committee,
     approve_count,
@@ -30,7 +30,6 @@ __all__ = [
     "Approvals",
     "Ballot",
     "BallotFault",
-    "BallotKind",
     "Committee",
     "Gate",
     "Quorum",

@@ -25,6 +25,14 @@ class Gate(StrEnum):
 
     Whatever the gate, the proposal of smallest loss passes if it beats the current model, and one
     whose loss is not finite never does: the attacker's rehearsal relies on it.
+
+    Example:
+        >>> losses = {0: 1.0, 1: 1.5, 2: 3.0}
+        >>> for gate in Gate:
+        ...     print(gate, cast_approvals(losses, approve_count=3, gate=gate, current_loss=1.2))
+        median Approvals(approved=(0, 1))
+        zero Approvals(approved=(0,))
+        none Approvals(approved=(0, 1, 2))
     """
 
     MEDIAN = "median"
@@ -51,6 +59,16 @@ def cast_approvals(
 
     Without a gate this is the paper's ballot: exactly `approve_count` names, however bad, with
     proposals whose loss is not finite coming last. With one, no proposal has to be endorsed.
+
+    Args:
+        losses: Each proposal's loss on this voter's holdout data.
+        approve_count: How many proposals a ballot may name.
+        gate: What an approved proposal must pass; None: nothing.
+        current_loss: The current model's loss on the same data, where the gate needs it.
+
+    Example:
+        >>> cast_approvals({0: 0.5, 1: 9.0, 2: 0.4, 3: float("nan")}, approve_count=2)
+        Approvals(approved=(0, 2))
     """
     best = rank(losses)[:approve_count]
     if gate is not None:
@@ -60,7 +78,12 @@ def cast_approvals(
 
 
 def rank(losses: Mapping[ProposalId, float]) -> list[ProposalId]:
-    """Best first; equal losses by id; losses that are not finite last, by id."""
+    """The proposals, best first; equal losses by id; losses that are not finite last, by id.
+
+    Example:
+        >>> rank({0: 0.7, 1: float("inf"), 2: 0.1, 3: 0.7})
+        [2, 0, 3, 1]
+    """
     return sorted(
         losses, key=lambda p: (losses[p], p) if math.isfinite(losses[p]) else (math.inf, p)
     )
@@ -96,10 +119,22 @@ def admit_approvals(
     approve_count: int,
     full: bool,
 ) -> AdmittedBallots:
-    """Check what voters sent, in order of arrival.
+    """Check what voters sent: a ballot names some of the proposals, each once.
 
-    A ballot names at most `approve_count` of the `proposals`, each once; exactly as many where
-    `full` is asked for.
+    Args:
+        sent: Who sent what, in order of arrival.
+        voters: The voters drawn.
+        proposals: What a ballot may name.
+        approve_count: How many proposals a ballot may name.
+        full: Whether a ballot must name as many as that.
+
+    Example:
+        >>> sent = [(7, [0, 2]), (8, [0, 99]), (7, [1])]
+        >>> found = admit_approvals(
+        ...     sent, voters=[7, 8], proposals={0, 1, 2}, approve_count=2, full=False
+        ... )
+        >>> found.valid, [(voter, str(fault)) for voter, fault in found.void]
+        ({7: Approvals(approved=(0, 2))}, [(8, 'unknown-id'), (7, 'second')])
     """
     read = partial(_read, proposals=proposals, approve_count=approve_count, full=full)
     return admit_ballots(sent, voters=voters, read=read)
@@ -125,6 +160,15 @@ def _read(
 
 
 def tally(ballots: Mapping[WorkerId, Approvals], *, quorum: int) -> Selection:
-    """Proposals approved by at least `quorum` voters, in id order; may be empty."""
+    """The union-consensus: proposals that enough voters approve, in id order; may be empty.
+
+    Args:
+        ballots: The valid ballots, by voter.
+        quorum: How many approvals are enough.
+
+    Example:
+        >>> tally({7: Approvals((0, 2)), 8: Approvals((2,)), 9: Approvals((1, 2))}, quorum=2)
+        (2,)
+    """
     approvals = Counter(p for ballot in ballots.values() for p in ballot.approved)
     return tuple(sorted(p for p, count in approvals.items() if count >= quorum))

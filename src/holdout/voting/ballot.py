@@ -5,8 +5,8 @@ counted reason; nothing raises.
 
 A ballot has a kind: what its sender tells. Today there is one. A second kind is a class here, a
 module beside `approvals` that reads and counts it, and a case in `Terms`; then what an honest
-worker answers (`Worker.vote`), and one place each in `federation.electorate`, in `flower.records`
-and in the node's learner process, where ballots are made and read.
+worker answers (`Worker.vote`), and one place each in `federation.electorate`, in
+`flower.vote_messages` and in the node's learner process, where ballots are made and read.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -28,11 +28,12 @@ class Approvals:
     """The proposals that did best on one voter's holdout data, in id order.
 
     Example:
-        >>> Approvals((ProposalId(0), ProposalId(3))).approved
+        >>> Approvals((0, 3)).approved
         (0, 3)
     """
 
     approved: tuple[ProposalId, ...]
+    """Their ids."""
 
 
 Ballot = Approvals
@@ -40,28 +41,48 @@ Ballot = Approvals
 
 
 class BallotFault(StrEnum):
-    """Why a ballot is void."""
+    """Why a ballot is void.
+
+    Example:
+        >>> from fractions import Fraction
+        >>> from holdout.voting import Terms
+        >>> found = Terms(Fraction(1, 3)).admit([(7, [0, 0])], voters=[7, 8], proposals=[0, 1, 2])
+        >>> [(voter, str(fault)) for voter, fault in found.void]
+        [(7, 'repeated-id'), (8, 'missing')]
+    """
 
     MISSING = "missing"
     """The voter was drawn and sent nothing."""
     NOT_DRAWN = "not-drawn"
+    """The sender was not drawn as a voter."""
     SECOND = "second"
     """The voter had sent one already; the first stands or falls by itself."""
     MALFORMED = "malformed"
     """Not a list or tuple of integers."""
     TOO_LONG = "too-long"
+    """More names than a ballot may hold."""
     REPEATED_ID = "repeated-id"
+    """A proposal is named twice."""
     UNKNOWN_ID = "unknown-id"
+    """A name that no proposal has."""
     TOO_SHORT = "too-short"
     """Fewer names than a full ballot has, where only full ballots count."""
 
 
 @dataclass(frozen=True, slots=True)
 class AdmittedBallots:
-    """What counts, keyed by voter so that nobody is counted twice, and what does not."""
+    """The ballots that count, and why the others do not.
+
+    Example:
+        >>> found = AdmittedBallots({7: Approvals((0, 3))}, ((8, BallotFault.MISSING),))
+        >>> len(found.valid), len(found.void)
+        (1, 1)
+    """
 
     valid: Mapping[WorkerId, Ballot]
+    """What counts, by voter, so that nobody is counted twice."""
     void: tuple[tuple[WorkerId, BallotFault], ...]
+    """Who sent each ballot that does not count, and what was wrong with it."""
 
 
 def admit_ballots(

@@ -25,7 +25,13 @@ from holdout.voting.committee import approve_count
 
 
 class Quorum(StrEnum):
-    """How many approvals make a proposal part of the union-consensus."""
+    """How many approvals make a proposal part of the union-consensus.
+
+    Example:
+        >>> terms = Terms(Fraction(1, 3), quorum_kind=Quorum.PAPER)
+        >>> terms.quorum(drawn=30, valid=28)
+        19
+    """
 
     MAJORITY = "majority"
     """floor(N_c / 2) + 1 of the voters drawn, whether or not they voted."""
@@ -44,9 +50,11 @@ class Terms:
     """
 
     f: Fraction
+    """The share of liars to withstand."""
     gate: Gate | None = Gate.MEDIAN
     """None: every ballot is full, as in the paper."""
     quorum_kind: Quorum = Quorum.MAJORITY
+    """How many approvals select a proposal."""
     bound: bool = True
     """Whether updates are scaled down to the radius before anybody scores or averages them."""
     kind: BallotKind = BallotKind.APPROVALS
@@ -124,6 +132,16 @@ def bound_radius(norms: Sequence[float], *, previous: float | None) -> float | N
 
     Where nothing was admitted the radius stays. A radius of zero (a first round in which most
     updates were zero) counts as none: it could never grow again.
+
+    Args:
+        norms: The L2 norms of the updates, in any order.
+        previous: r_{t-1}; None in the first round.
+
+    Example:
+        >>> bound_radius([1.0, 2.0, 900.0], previous=None)
+        2.0
+        >>> bound_radius([900.0, 900.0, 900.0], previous=2.0)
+        3.0
     """
     if not norms:
         return previous
@@ -143,7 +161,9 @@ class VoteRule:
     """
 
     label: str
+    """What people call it."""
     terms: Callable[[Fraction], Terms]
+    """f -> the terms of the vote."""
     prominence: int = 2
     """What a reader looks for first: 0, then 1; the others are rules among others."""
     is_fixed: bool = False
