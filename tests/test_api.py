@@ -94,7 +94,7 @@ def test_an_example_runs_by_itself(example):
     assert doctest.DocTestRunner().run(parsed).failed == 0
 
 
-@pytest.mark.parametrize("document", ["README.md", "docs/tutorial.md"])
+@pytest.mark.parametrize("document", ["README.md", "docs/operating.md", "docs/tutorial.md"])
 def test_documents_use_public_names_alone(document):
     used = set()
     for block in PYTHON.findall((ROOT / document).read_text("utf-8")):

@@ -27,6 +27,7 @@ __all__ = [
     "PluginError",
     "Plugins",
     "Progress",
+    "Recipe",
     "Result",
     "Run",
     "RunFolderError",
@@ -61,7 +62,7 @@ if TYPE_CHECKING:
     from holdout.experiments.runner import Progress, Result, run
     from holdout.results import Run, read_run
     from holdout.seeds import stream
-    from holdout.workers import HonestWorker, Worker
+    from holdout.workers import HonestWorker, Recipe, Worker
 else:
     __getattr__, __dir__ = lazy.attributes(
         __name__,
@@ -86,6 +87,6 @@ else:
             "holdout.experiments.runner": ("Progress", "Result", "run"),
             "holdout.results": ("Run", "read_run"),
             "holdout.seeds": ("stream",),
-            "holdout.workers": ("HonestWorker", "Worker"),
+            "holdout.workers": ("HonestWorker", "Recipe", "Worker"),
         },
     )

@@ -63,13 +63,19 @@ class Worker(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """How much of its data a worker uses in a round."""
+    """How much of its data a worker uses in a round.
+
+    Example:
+        >>> import holdout
+        >>> recipe = holdout.Recipe(batch_size=32, local_steps=1, holdout_samples=200)
+    """
 
     batch_size: int
-    """The paper's B."""
+    """The samples in a mini-batch: the paper's B."""
     local_steps: int
+    """The steps of SGD that a proposal is made of."""
     holdout_samples: int
-    """The paper's m_c."""
+    """The samples by which a voter judges in a round: the paper's m_c."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -7,16 +7,16 @@ from typing import TYPE_CHECKING
 
 from holdout import lazy
 
-__all__ = ["Dataset", "load", "partition"]
+__all__ = ["Dataset", "Shard", "load", "partition"]
 
 if TYPE_CHECKING:
-    from holdout.data.datasets import Dataset, load
+    from holdout.data.datasets import Dataset, Shard, load
     from holdout.data.partitions import partition
 else:
     __getattr__, __dir__ = lazy.attributes(
         __name__,
         {
-            "holdout.data.datasets": ("Dataset", "load"),
+            "holdout.data.datasets": ("Dataset", "Shard", "load"),
             "holdout.data.partitions": ("partition",),
         },
     )

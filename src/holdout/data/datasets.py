@@ -89,10 +89,20 @@ class Dataset:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Shard:
-    """Private data: some rows of a pool that simulated workers share."""
+    """Private data: some rows of a pool that simulated workers share.
+
+    Example:
+        >>> import torch
+        >>> from holdout.data import Shard
+        >>> shard = Shard(torch.rand(100, 4), torch.zeros(100).long(), rows=torch.arange(30, 50))
+        >>> len(shard.rows)
+        20
+    """
 
     x: Tensor
+    """The samples of the pool, float32."""
     y: Tensor
+    """Their labels, int64."""
     rows: Tensor
     """Which rows of the pool are this worker's."""
 
