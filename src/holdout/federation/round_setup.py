@@ -138,8 +138,8 @@ class RoundSetup:
     ) -> Tensor:
         """What the worker sends: m_i = beta m_i + (1 - beta) g_i, if `worker_momentum` is set.
 
-        From m_i = 0 on, updated when the worker proposes (Karimireddy et al., 2021). The new m_i
-        is kept in `states`.
+        It starts at 0 and is updated when the worker proposes (Karimireddy et al., 2021). The new
+        m_i is kept in `states`.
         """
         beta = self.federation.config.training.worker_momentum
         if not beta:
