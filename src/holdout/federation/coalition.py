@@ -81,7 +81,7 @@ def gather(
 def _guess(
     setup: RoundSetup, honest: Mapping[ProposalId, Tensor]
 ) -> tuple[Tensor, Mapping[ProposalId, Tensor], VoterScores]:
-    """What it guesses: its members' gradients, or last round's, tried on its members' data."""
+    """What a coalition that is not omniscient takes for known updates, proposals and scores."""
     members = setup.honest_part(sorted(setup.byzantine))
     known = setup.state.last_honest
     # In round 1 there is no last round yet.

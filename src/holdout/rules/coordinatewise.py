@@ -65,7 +65,7 @@ def mean_around_median(updates: Tensor, *, f: int) -> Tensor:
     """The mean of the n - f values nearest the median, per coordinate.
 
     This is what the HoldOut SGD paper calls the trimmed mean. Of two values equally far from the
-    median, the one of the lower row is nearer.
+    median, the one in the lower row counts as nearer.
 
     >>> import torch
     >>> mean_around_median(torch.tensor([[1.0], [2.0], [4.0], [99.0], [3.0]]), f=1)
@@ -92,7 +92,7 @@ def mean_of_nearest(updates: Tensor, *, count: int) -> Tensor:
             rows[i % count] = np.where(below <= above, low, high)
         result = _mean_of(rows[:count])
         if tied.any():
-            # The order has forgotten the rows' indices, which decide here.
+            # Sorting has lost the rows' indices, which decide here.
             values = original[:, tied].astype(np.float64)
             ranking = np.argsort(np.abs(values - centre[tied]), axis=0, kind="stable")
             result[tied] = np.take_along_axis(values, ranking[:count], axis=0).mean(axis=0)
@@ -174,7 +174,7 @@ def _middle(rows: list[Array]) -> Array:
     n = len(rows)
     if n % 2 == 1:
         return rows[n // 2].copy()
-    # The sum of the halves, because the half of the sum may overflow.
+    # The sum of the halves: the sum itself might overflow before it is halved.
     half: Array = rows[n // 2 - 1] * 0.5
     half += rows[n // 2] * 0.5
     return half
