@@ -183,15 +183,15 @@ def test_the_paper_s_terms_do_not_depend_on_the_hardening(data):
         ),
         (
             {"data": {"samples_per_worker": 121}},
-            "data.samples_per_worker = 121: at most the 120 training rows of npz",
+            "data.samples_per_worker = 121: must be at most the 120 training rows of npz",
         ),
         (
             {"data": {"partition": "shards", "labels_per_worker": 4}},
-            "data.labels_per_worker = 4: at most the 3 classes of npz",
+            "data.labels_per_worker = 4: must be at most the 3 classes of npz",
         ),
         (
             {"data": {"name": "mnist", "samples_per_worker": 60_001}},
-            "data.samples_per_worker = 60001: at most the 60000 training rows of mnist",
+            "data.samples_per_worker = 60001: must be at most the 60000 training rows of mnist",
         ),
         ({"model": {"name": "lenet5"}}, "model.name = 'lenet5': lenet5 needs images"),
     ],
@@ -327,7 +327,7 @@ def test_own_data_as_an_object_needs_no_name_and_is_checked_for_size(data):
     assert make_plan(values, Plugins(data=dataset)).dataset is dataset
     values["data"] = {"samples_per_worker": 121}
     assert problems(values, Plugins(data=dataset)) == [
-        "data.samples_per_worker = 121: at most the 120 training rows of npz"
+        "data.samples_per_worker = 121: must be at most the 120 training rows of npz"
     ]
 
 

@@ -75,8 +75,8 @@ def krum_choice(updates: Tensor, *, f: int) -> int:
 def krum_unsquared(updates: Tensor, *, f: int) -> Tensor:
     """Krum with the sum of the distances, not of their squares, as HoldOut's authors compute it.
 
-    Far updates count less. So an attacker gets larger lies through: each of a few copies of a lie is
-    at distance zero from the others, and the honest neighbours that make up the rest weigh little.
+    Far updates count less. So an attacker gets larger lies through: a few copies of a lie are at
+    distance zero from each other, and the honest neighbours that make up the rest weigh little.
 
     >>> krum_unsquared(torch.tensor([[1.0], [2.0], [2.5], [3.0], [99.0]]), f=1)
     tensor([2.5000])

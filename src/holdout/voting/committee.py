@@ -30,7 +30,7 @@ def approve_count(proposal_count: int, f: Fraction) -> int:
 
 
 def tolerated_count(proposal_count: int, f: Fraction) -> int:
-    """N_p - k: how many lies among the proposals a rule must stand.
+    """N_p - k: how many lies among the proposals a rule must withstand.
 
     >>> tolerated_count(30, Fraction(33, 100))
     9
