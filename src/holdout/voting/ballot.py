@@ -5,8 +5,8 @@ counted reason; nothing raises.
 
 A ballot has a kind: what its sender tells. Today there is one. A second kind is a class here, a
 module beside `approvals` that reads and counts it, and a case in `Terms`; then what an honest
-worker answers (`Worker.vote`), and one place each in `federation.electorate`, in `flower.records`
-and in the node's learner process, where ballots are made and read.
+worker answers (`Worker.vote`), and one place each in `federation.electorate`, in
+`flower.vote_messages` and in the node's learner process, where ballots are made and read.
 """
 
 from collections.abc import Callable, Iterable, Mapping
