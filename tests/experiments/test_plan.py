@@ -73,9 +73,9 @@ def own_code(tmp_path, monkeypatch):
     sys.modules.pop("own_plan_code", None)
 
 
-def problems(values, own=None):
+def problems(values, plugins=None):
     with pytest.raises(ConfigError) as caught:
-        make_plan(values, own)
+        make_plan(values, plugins)
     return list(caught.value.problems)
 
 
@@ -357,8 +357,8 @@ def test_the_config_given_is_left_as_it_was(data):
 
 
 def test_an_own_rule_that_the_config_does_not_list_is_a_mistake(data):
-    own = Plugins(rules={"mine": lambda updates, *, f: updates[f]})
-    (problem,) = problems(tiny.values(data), own)
+    plugins = Plugins(rules={"mine": lambda updates, *, f: updates[f]})
+    (problem,) = problems(tiny.values(data), plugins)
     assert problem.startswith("custom rule 'mine': experiment.rules must list it")
 
 
@@ -382,11 +382,11 @@ def test_own_data_that_is_no_data_set_is_refused(data):
 
 @pytest.mark.parametrize("attack", ["rescale", "permute"])
 def test_an_attack_that_the_model_does_not_suit_is_found_before_anything_runs(data, attack):
-    own = Plugins(
+    plugins = Plugins(
         model=lambda shape, classes: torch.nn.Sequential(torch.nn.Linear(*shape, classes))
     )
     values = {**tiny.values(data), "attack": {"name": attack}}
-    (problem,) = problems(values, own)
+    (problem,) = problems(values, plugins)
     assert "this attack needs an nn.Sequential whose first two layers" in problem
 
 
