@@ -537,7 +537,10 @@ def test_own_ballots_that_raise_are_told_apart_from_ours(data):
 @pytest.mark.parametrize(
     ("poison", "message"),
     [
-        (lambda labels, _: labels[:3], "must return 120 labels of int64"),
+        (
+            lambda labels, _: labels[:3],
+            r"must return int64 labels of shape \(120,\); got torch.int64 of shape \(3,\)",
+        ),
         (lambda *_: 1 / 0, "poison_labels raised ZeroDivisionError"),
     ],
 )
