@@ -19,7 +19,7 @@ T = TypeVar("T")
 U = TypeVar("U")
 
 RUNS = 8
-"""Blocks of coordinates are divided into so many runs: enough for a few threads to end together."""
+"""How many runs blocks of coordinates make: enough for a few threads to end together."""
 
 
 def run_all(work: Callable[[T], U], pieces: Sequence[T]) -> list[U]:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from holdout.experiments.runner import Watch
 
 WIDE = 110
-"""From this many columns on there is room for a bar and for the time that has passed."""
+"""With at least this many columns there is room for a bar and for the time that has passed."""
 
 LINES = 20
 """How many lines show the progress of a batch where there is no terminal."""
@@ -135,7 +135,7 @@ def _curve(progress: RoundProgress) -> str:
 
 
 def print_table(rows: Sequence[TableRow], title: str, *, so_far: bool = False) -> None:
-    """Print where each curve ends or, of an unfinished run, where it stands."""
+    """Print where each curve ends or, in an unfinished run, where it stands."""
     when = "so far" if so_far else "at the end"
     table = Table(title=f"Test accuracy {when} ({title})", title_justify="left")
     table.add_column("rule", no_wrap=True)

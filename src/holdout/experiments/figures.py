@@ -1,7 +1,7 @@
 """The figure for a paper: test accuracy over the rounds, as PNG bytes; and how curves look.
 
-The colours are Okabe and Ito's, told apart by the colour-blind; dash and marker tell them apart in
-grey. HoldOut has the same look in every figure, and the unattacked mean is dashed black.
+The colours are Okabe and Ito's, which the colour-blind can tell apart; in grey, dashes and markers
+differ. HoldOut has the same look in every figure, and the unattacked mean is dashed black.
 """
 
 import io

@@ -195,7 +195,7 @@ def threads_of(config: Config) -> int:
     """How many threads torch may use."""
     if config.experiment.threads:
         return config.experiment.threads
-    # The cores that this process may use; not every system tells.
+    # The cores that this process may use, on systems that say which.
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 

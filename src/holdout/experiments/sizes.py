@@ -251,7 +251,7 @@ class NetworkPlan:
             run = self.biased.modes[mode]
             lines.append(
                 f"  mode {mode:<17} {made.size:>7} {made.quorum:>7}             {run.size:>7} "
-                f"{run.quorum:>7}" + "   usual for so many workers" * (mode is self.mode)
+                f"{run.quorum:>7}" + "   usual for this many workers" * (mode is self.mode)
             )
         lines.append(
             "Learning roles             tau_P  tau_V  M_min  b_max  tau_P  tau_V  M_min  b_max"

@@ -33,7 +33,7 @@ class Federation:
     model: nn.Module
     initial_weights: Tensor
     workers: Sequence[Worker]
-    """By id. Byzantine ones hold what an honest worker in their place would, or poisoned labels."""
+    """All, by id. Liars hold what an honest worker in their place would, or poisoned labels."""
     byzantine: frozenset[WorkerId]
     x_test: Tensor
     y_test: Tensor

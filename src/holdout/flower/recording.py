@@ -37,7 +37,7 @@ class Seconds:
     """How long each phase of a round took."""
 
     wait: float
-    """Until enough nodes were connected."""
+    """Waiting until enough nodes were connected."""
     propose: float
     vote: float
     decide: float

@@ -83,7 +83,7 @@ def mean_of_nearest(updates: Tensor, *, count: int) -> Tensor:
         rows = _ordered(block, spare, range(len(block)))
         centre = _middle(rows)
         tied = np.zeros(len(centre), dtype=np.bool_)
-        # The nearest values stand side by side in the order, so of two values `count` places apart
+        # The nearest values are side by side in the order, so of two values `count` places apart
         # exactly one is among them, or neither because a third one, `count` places on, is nearer.
         for i in range(count, len(rows)):
             low, high = rows[i % count], rows[i]

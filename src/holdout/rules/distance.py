@@ -295,7 +295,7 @@ def _squared_distance(left: Tensor, right: Tensor) -> float:
 
 
 def _first_twins(updates: Tensor) -> list[int]:
-    """For each row the index of the first row that is identical to it: mostly itself."""
+    """For each row the index of the first row that is identical to it: usually its own."""
     alike: dict[bytes, list[int]] = {}
     twins = []
     for index, row in enumerate(_probe(updates)):

@@ -118,7 +118,7 @@ def _is_near_median(ordered: Tensor, lie: Tensor, copies: int, nearest: int) -> 
 
 
 def _at_place(ordered: Tensor, lie: Tensor, copies: int, place: int) -> Tensor:
-    """What stands in a place when the copies are sorted in among the honest values."""
+    """The value in a place once the copies are sorted in among the honest values."""
     value = lie
     if place >= copies:
         value = torch.maximum(value, ordered[place - copies])
