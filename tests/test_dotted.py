@@ -1,4 +1,4 @@
-"""Own code by name."""
+"""Custom code by name."""
 
 import sys
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""An experiment small enough to be run many times: own data, ten workers, a few rounds."""
+"""An experiment small enough to be run many times: custom data, ten workers, a few rounds."""
 
 import re
 from pathlib import Path

@@ -22,17 +22,17 @@ def takes(function: Callable[..., object], parameter: str) -> bool:
     """Whether a function has a parameter of this name."""
     try:
         return parameter in inspect.signature(function).parameters
-    except (TypeError, ValueError):  # Some built-in functions do not tell.
+    except (TypeError, ValueError):  # Some built-in functions have no signature.
         return False
 
 
 def private_copy(kept: Mapping[str, Tensor]) -> Kept:
-    """What is handed out: changing it, or its tensors, changes nothing else."""
+    """A copy to hand out: changing it, or its tensors, changes nothing else."""
     return {name: tensor.clone() for name, tensor in kept.items()}
 
 
 def checked_copy(owner: str, kept: object) -> Kept:
-    """What came back, once it is known to be tensors by name; whoever keeps the original may."""
+    """A copy of what came back, once it is known to hold tensors by name that can be saved."""
     if not isinstance(kept, dict):
         raise PluginError(f"{owner}: its state must stay a dict; got {type(kept).__name__}")
     copy: Kept = {}
@@ -52,7 +52,7 @@ def checked_copy(owner: str, kept: object) -> Kept:
 
 
 def attempt(action: Callable[[], Any]) -> Any:
-    """What a worker answers; None if it raises, since a worker's crash is not the round's."""
+    """What a worker answers; None if it raises: a worker that crashes does not end the round."""
     try:
         return action()
     except Exception:  # noqa: BLE001

@@ -13,11 +13,11 @@ import torch
 from torch import Tensor
 
 DEVICE = torch.device("cpu")
-"""Where tensors are."""
+"""The device on which all tensors of this package are."""
 
 
 def is_here(tensor: Tensor) -> bool:
-    """Whether a tensor, from wherever it comes, is where ours are."""
+    """Whether a tensor from outside is on our device."""
     return tensor.device == DEVICE
 
 
@@ -27,7 +27,7 @@ def from_numpy(array: npt.NDArray[Any], *, like: Tensor | None = None) -> Tensor
 
 
 def to_numpy(tensor: Tensor) -> npt.NDArray[Any]:
-    """The numbers of a tensor as an array, without a copy where that can be."""
+    """The numbers of a tensor as an array, without a copy where possible."""
     array: npt.NDArray[Any] = tensor.detach().cpu().numpy()
     return array
 

@@ -90,7 +90,7 @@ class LearnerFailed(HoldoutError):  # noqa: N818  # Expected: the worker misses 
     """A member's code raised, took too long or ended."""
 
 
-class LocalnetFailed(HoldoutError):  # noqa: N818  # Said in the closing line; exit code 1.
+class LocalnetFailed(HoldoutError):  # noqa: N818  # Reported in the closing line; exit code 1.
     """A network on this machine did not do what it must."""
 
 

@@ -44,8 +44,8 @@ class HoldoutScores:
     """What some voters think of updates in one round: L_c(w - eta * u) for each voter c.
 
     Nothing is computed twice: a sample that several voters hold is scored once, and so is an update
-    that comes again, from several proposers or in a later call. Voters go by their number here; a
-    caller who need not hear all of them names those that it asks.
+    that comes again, from several proposers or in a later call. Voters are known here by their
+    number; a caller that does not need all of them names those that it asks.
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class HoldoutScores:
         self._with_current = with_current
         self._known: dict[bytes, dict[int, float]] = {}
         self._pools: dict[tuple[int, ...], list[_Pool]] = {}
-        # By the directions: forgotten when those are.
+        # Keyed by the directions, and forgotten with them.
         self._combinations: MutableMapping[Tensor, dict[int, Combinations]] = (
             WeakTensorKeyDictionary()
         )
@@ -88,7 +88,7 @@ class HoldoutScores:
         return self.current_of(range(self.voter_count))
 
     def current_of(self, voters: Sequence[int]) -> list[float]:
-        """The same for some voters."""
+        """The current model's loss for these voters only."""
         heard = self._known.setdefault(self._no_step_key, {})
         if silent := tuple(voter for voter in voters if voter not in heard):
             column = self._score(self._no_step, silent)[:, 0].tolist()
@@ -118,10 +118,10 @@ class HoldoutScores:
     def combination_losses(
         self, directions: Tensor, coefficients: Tensor, voters: Sequence[int] | None = None
     ) -> Tensor:
-        """The same for the updates coefficients @ directions; cheap for many on few directions.
+        """Losses of the updates coefficients @ directions; cheap for many on few directions.
 
-        What can be kept is, for the next call with the same tensor of directions. So here each
-        voter's samples are scored by themselves.
+        What can be reused is kept for the next call with the same tensor of directions. So here
+        each voter's samples are scored separately.
         """
         asked = list(range(self.voter_count) if voters is None else voters)
         if self._own_gradients is not None:
@@ -208,9 +208,9 @@ class _Pool:
     y: Tensor
     blocks: tuple[Tensor, ...]
     places: list[tuple[int, Tensor]]
-    """For each voter (by its place), where its samples stand in the blocks."""
+    """For each voter (by its place), where its samples are in the blocks."""
     sparse: tuple[Sparse, ...] | None
-    """The blocks' samples once more, where the model gains from it."""
+    """The blocks' samples in sparse form, where the model gains from it."""
 
     def samples(self) -> Iterator[tuple[Samples, Tensor]]:
         """The samples and their labels, block by block."""
@@ -227,7 +227,7 @@ def _pool(voters: Sequence[Voter], rows: Sequence[Tensor]) -> list[_Pool]:
         distinct, columns = torch.unique(torch.cat([rows[n] for n in places]), return_inverse=True)
         first = voters[places[0]]
         x, y, compressed = first.shard.x, first.shard.y, _compressed(first)
-        # Sparse samples are few enough to be one block, which is made ready for once.
+        # Sparse samples are small enough for one block, so the weights are prepared only once.
         blocks = distinct.split(SCORING_BLOCK) if compressed is None else (distinct,)
         pools.append(
             _Pool(
@@ -247,6 +247,6 @@ def _digest(update: Tensor) -> bytes:
 
 
 def _compressed(worker: Voter) -> Sparse | None:
-    """The samples that the worker's are some of, where the model gains from having them sparse."""
+    """The pool that the worker's samples are part of, if the model gains from sparse samples."""
     x = worker.shard.x
     return sparse.of(x) if takes_sparse(worker.model, tuple(x.shape[1:])) else None

@@ -13,7 +13,7 @@ def attributes(
     Args:
         package: The package's name.
         homes: For each module, the names that the package takes from it. A module without names
-            is a sub-package that is a name itself.
+            is a sub-package, which the package exports as it is.
     """
     module_of = {name: module for module, names in homes.items() for name in names}
     subpackages = {

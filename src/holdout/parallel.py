@@ -19,7 +19,7 @@ T = TypeVar("T")
 U = TypeVar("U")
 
 RUNS = 8
-"""Blocks of coordinates are divided into so many runs: enough for a few threads to end together."""
+"""How many runs blocks of coordinates make: enough for a few threads to end together."""
 
 
 def run_all(work: Callable[[T], U], pieces: Sequence[T]) -> list[U]:
@@ -48,29 +48,29 @@ def map_runs(work: Callable[[range], U], d: int, width: int) -> list[U]:
 
 @cache
 def pool(count: int) -> ThreadPoolExecutor:
-    """So many threads, on each of which torch uses one core."""
+    """A pool of `count` threads, on each of which torch uses one core."""
     before = torch.get_num_threads()
     executor = ThreadPoolExecutor(count, "holdout", _use_one_thread)
     started = Barrier(count)
     wait([executor.submit(started.wait) for _ in range(count)])
-    # What one thread sets for itself, torch tells everybody.
+    # Torch takes what one thread sets for itself as the new default of all threads.
     torch.set_num_threads(before)
     return executor
 
 
 def keep_blas_to_one_thread() -> AbstractContextManager[object]:
-    """While the context lasts; if two threads are in it at once, OpenBLAS may stay so after it."""
+    """Keep OpenBLAS to one thread; it may stay so afterwards if two threads do this at once."""
     limit: AbstractContextManager[object] = _openblas().limit(limits=1)
     return limit
 
 
 def _use_one_thread() -> None:
-    # Asking first matters: a thread that has never asked takes over the common number later.
+    # Asking first matters: a thread that has never asked takes on the default later.
     torch.get_num_threads()
     torch.set_num_threads(1)
 
 
 @cache
 def _openblas() -> ThreadpoolController:
-    """The OpenBLAS of numpy (and of scipy, if loaded by now); none where it uses another."""
+    """The OpenBLAS of numpy (and of scipy, if loaded by now); empty if numpy uses another BLAS."""
     return ThreadpoolController().select(internal_api="openblas")

@@ -30,7 +30,7 @@ import numpy.typing as npt
 from holdout.errors import RunFolderError
 
 if TYPE_CHECKING:
-    # Only its type: what it is made of is further up.
+    # Only its type: experiments are a layer above this one.
     from holdout.experiments.runner import Result
 
 SCHEMA = 1

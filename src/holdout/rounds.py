@@ -36,9 +36,9 @@ class Outcome(StrEnum):
     NO_PROPOSALS = "no-proposals"
     """Nothing valid was proposed."""
     TOO_FEW_BALLOTS = "too-few-ballots"
-    """So few ballots are valid that what they say is not followed."""
+    """Too few ballots are valid for their result to count."""
     INFEASIBLE = "infeasible"
-    """The rule cannot work with as few valid proposals as came."""
+    """The rule cannot work with so few valid proposals."""
     DIVERGED = "diverged"
     """The step led to weights or a loss that are not finite; the curve ends here."""
     OVERFLOW = "overflow"
@@ -46,7 +46,7 @@ class Outcome(StrEnum):
 
 
 class ProposalFault(StrEnum):
-    """Why a proposal is out before anything else."""
+    """Why a proposal is rejected before anybody judges it."""
 
     MISSING = "missing"
     MISSHAPEN = "misshapen"
@@ -62,7 +62,7 @@ class AdmittedProposals:
     faults: Mapping[ProposalId, ProposalFault]
 
     def stacked(self) -> Tensor:
-        """(N_p, d)."""
+        """The valid updates in one tensor, (N_p, d)."""
         return torch.stack(list(self.valid.values()))
 
 
@@ -133,7 +133,7 @@ def norm(update: Tensor) -> float:
 
 
 def shrink(update: Tensor, length: float, radius: float | None) -> Tensor:
-    """The update scaled down to the radius; as it is if it is short enough."""
+    """The update scaled down to the radius; unchanged if it is short enough."""
     if radius is None or length <= radius:
         return update
     return (update.double() * (radius / length)).float()
@@ -219,7 +219,7 @@ class RoundRecord:
     seconds: float
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain values in the order above."""
+        """Plain values, in the order of the fields."""
         return asdict(self)
 
 
@@ -252,7 +252,7 @@ def record_round(
         ballot_faults: Why ballots are void.
         is_vote: Whether the rule is a vote; only then were there voters.
         gamma: The strength of the lies, if they have one.
-        radius: That of the bound, if there is one.
+        radius: The radius of the bound, if there is one.
     """
     proposers, voters = committee.proposers, committee.voters if is_vote else ()
     liars: Mapping[str, Any] = {

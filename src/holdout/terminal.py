@@ -26,15 +26,15 @@ if TYPE_CHECKING:
     from holdout.experiments.runner import Watch
 
 WIDE = 110
-"""From this many columns on there is room for a bar and for the time that has passed."""
+"""With at least this many columns there is room for a bar and for the time that has passed."""
 
 LINES = 20
-"""How many lines tell the progress of a batch where there is no terminal."""
+"""How many lines show the progress of a batch where there is no terminal."""
 
 
 @contextmanager
 def watching() -> Iterator[Callable[[str], Watch]]:
-    """Show a bar meanwhile, or plain lines where standard error is no terminal.
+    """Show a bar meanwhile, or plain lines if standard error is not a terminal.
 
     Gives a function that makes the watch of one run; the text given starts each of its lines.
     """
@@ -51,7 +51,7 @@ def watching() -> Iterator[Callable[[str], Watch]]:
 
 @contextmanager
 def counting(what: str) -> Iterator[Callable[[int, int, int], None]]:
-    """The same for a batch of runs, with a function that is told (done, total, violations)."""
+    """Show the progress of a batch; gives a function to be told (done, total, violations)."""
     console = Console(stderr=True)
     if not console.is_terminal:
 
@@ -135,7 +135,7 @@ def _curve(progress: RoundProgress) -> str:
 
 
 def print_table(rows: Sequence[TableRow], title: str, *, so_far: bool = False) -> None:
-    """Print where each curve ends or, of an unfinished run, where it stands."""
+    """Print where each curve ends or, in an unfinished run, where it stands."""
     when = "so far" if so_far else "at the end"
     table = Table(title=f"Test accuracy {when} ({title})", title_justify="left")
     table.add_column("rule", no_wrap=True)

@@ -5,7 +5,7 @@
 gradients are computed together (`propose_together`), and so are their votes (`holdout_scores`).
 
 A custom worker that remembers something from one round to the next takes `state` in `propose`: a
-dict of tensors that is its own, see `holdout.custom_code`.
+dict of tensors that nobody else sees; see `holdout.custom_code`.
 """
 
 import math

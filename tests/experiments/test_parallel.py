@@ -35,9 +35,14 @@ def settings(data, name, threads):
     return tiny.values(data, experiment={"name": name, "rules": rules, "threads": threads})
 
 
-def jobs(data, out, *, threads=3, resume=False, watch=lambda: None, own=None):
+def jobs(data, out, *, threads=3, resume=False, watch=lambda: None, plugins=None):
     return [
-        Job(make_plan(settings(data, name, threads), own), out / name, resume=resume, watch=watch)
+        Job(
+            make_plan(settings(data, name, threads), plugins),
+            out / name,
+            resume=resume,
+            watch=watch,
+        )
         for name in NAMES
     ]
 

@@ -73,9 +73,9 @@ def own_code(tmp_path, monkeypatch):
     sys.modules.pop("own_plan_code", None)
 
 
-def problems(values, own=None):
+def problems(values, plugins=None):
     with pytest.raises(ConfigError) as caught:
-        make_plan(values, own)
+        make_plan(values, plugins)
     return list(caught.value.problems)
 
 
@@ -183,15 +183,15 @@ def test_the_paper_s_terms_do_not_depend_on_the_hardening(data):
         ),
         (
             {"data": {"samples_per_worker": 121}},
-            "data.samples_per_worker = 121: at most the 120 training rows of npz",
+            "data.samples_per_worker = 121: must be at most the 120 training rows of npz",
         ),
         (
             {"data": {"partition": "shards", "labels_per_worker": 4}},
-            "data.labels_per_worker = 4: at most the 3 classes of npz",
+            "data.labels_per_worker = 4: must be at most the 3 classes of npz",
         ),
         (
             {"data": {"name": "mnist", "samples_per_worker": 60_001}},
-            "data.samples_per_worker = 60001: at most the 60000 training rows of mnist",
+            "data.samples_per_worker = 60001: must be at most the 60000 training rows of mnist",
         ),
         ({"model": {"name": "lenet5"}}, "model.name = 'lenet5': lenet5 needs images"),
     ],
@@ -327,7 +327,7 @@ def test_own_data_as_an_object_needs_no_name_and_is_checked_for_size(data):
     assert make_plan(values, Plugins(data=dataset)).dataset is dataset
     values["data"] = {"samples_per_worker": 121}
     assert problems(values, Plugins(data=dataset)) == [
-        "data.samples_per_worker = 121: at most the 120 training rows of npz"
+        "data.samples_per_worker = 121: must be at most the 120 training rows of npz"
     ]
 
 
@@ -357,8 +357,8 @@ def test_the_config_given_is_left_as_it_was(data):
 
 
 def test_an_own_rule_that_the_config_does_not_list_is_a_mistake(data):
-    own = Plugins(rules={"mine": lambda updates, *, f: updates[f]})
-    (problem,) = problems(tiny.values(data), own)
+    plugins = Plugins(rules={"mine": lambda updates, *, f: updates[f]})
+    (problem,) = problems(tiny.values(data), plugins)
     assert problem.startswith("custom rule 'mine': experiment.rules must list it")
 
 
@@ -382,11 +382,11 @@ def test_own_data_that_is_no_data_set_is_refused(data):
 
 @pytest.mark.parametrize("attack", ["rescale", "permute"])
 def test_an_attack_that_the_model_does_not_suit_is_found_before_anything_runs(data, attack):
-    own = Plugins(
+    plugins = Plugins(
         model=lambda shape, classes: torch.nn.Sequential(torch.nn.Linear(*shape, classes))
     )
     values = {**tiny.values(data), "attack": {"name": attack}}
-    (problem,) = problems(values, own)
+    (problem,) = problems(values, plugins)
     assert "this attack needs an nn.Sequential whose first two layers" in problem
 
 

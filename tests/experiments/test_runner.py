@@ -401,7 +401,7 @@ def test_the_plain_mean_diverges_under_the_bomb_and_holdout_does_not(whole):
     assert ends["holdout", "bomb", 0] == "completed"
 
 
-# --- Own code, as objects ---
+# --- Custom code, as objects ---
 
 
 def first_row(updates, *, f):
@@ -438,7 +438,7 @@ class Shaky:
 
 
 def test_everything_own_can_be_passed_as_objects(data, tmp_path):
-    own = Plugins(
+    plugins = Plugins(
         rules={"first": first_row},
         attack=opposite,
         ballots=name_all,
@@ -453,7 +453,7 @@ def test_everything_own_can_be_passed_as_objects(data, tmp_path):
         "federation": {"workers": 10, "proposers": 5, "voters": 5, "byzantine": 3},
         "vote": {"samples": 10},
     }
-    result = run(config, plugins=own, out=tmp_path / "run")
+    result = run(config, plugins=plugins, out=tmp_path / "run")
     assert [(c["rule"], c["attack"]) for c in result.summary["curves"]] == [
         ("mean", "none"),
         ("first", "opposite"),
@@ -502,7 +502,7 @@ def test_if_nobody_proposes_rounds_make_no_step(data):
 
 
 @pytest.mark.parametrize(
-    ("own", "message"),
+    ("plugins", "message"),
     [
         (Plugins(rules={"mine": lambda *_, **__: 1 / 0}), "rule 'mine' raised ZeroDivisionError"),
         (Plugins(rules={"mine": lambda updates: updates}), "rule 'mine' raised TypeError"),
@@ -520,10 +520,10 @@ def test_if_nobody_proposes_rounds_make_no_step(data):
         ),
     ],
 )
-def test_own_code_that_fails_is_told_apart_from_ours(data, own, message):
-    config = tiny.values(data, experiment={"rules": ["mine"] if own.rules else ["mean"]})
+def test_own_code_that_fails_is_told_apart_from_ours(data, plugins, message):
+    config = tiny.values(data, experiment={"rules": ["mine"] if plugins.rules else ["mean"]})
     with pytest.raises(PluginError, match=message):
-        run(config | {"attack": {}}, plugins=own)
+        run(config | {"attack": {}}, plugins=plugins)
 
 
 def test_own_ballots_that_raise_are_told_apart_from_ours(data):
@@ -537,7 +537,10 @@ def test_own_ballots_that_raise_are_told_apart_from_ours(data):
 @pytest.mark.parametrize(
     ("poison", "message"),
     [
-        (lambda labels, _: labels[:3], "must return 120 labels of int64"),
+        (
+            lambda labels, _: labels[:3],
+            r"must return int64 labels of shape \(120,\); got torch.int64 of shape \(3,\)",
+        ),
         (lambda *_: 1 / 0, "poison_labels raised ZeroDivisionError"),
     ],
 )

@@ -85,7 +85,7 @@ def test_the_text_tells_the_same_numbers():
     cells = {line.split("  ")[1]: line.split() for line in lines if line.startswith("  ")}
     assert cells["mode shuffle"][2:4] == ["209", "142"]
     assert cells["drawn secretly"][2:6] == ["59", "167", "86", "68"]
-    assert "usual for so many workers" in next(line for line in lines if "mode all" in line)
+    assert "usual for this many workers" in next(line for line in lines if "mode all" in line)
     assert [f"  - {sentence}" for sentence in made.not_guaranteed] == lines[
         -len(made.not_guaranteed) :
     ]

@@ -50,13 +50,13 @@ def config():
 
 @pytest.fixture
 def scene(blobs):
-    """scene(rule, seed=0, own={...}, section={...}) -> (federation, curve)."""
+    """scene(rule, seed=0, plugins={...}, section={...}) -> (federation, curve)."""
 
-    def make(rule="holdout", *, seed=0, own=None, **changed):
+    def make(rule="holdout", *, seed=0, plugins=None, **changed):
         values = merged(changed)
         values["experiment"] = {**values["experiment"], "rules": [rule], "seeds": [seed]}
         given = {} if "name" in changed.get("data", {}) else {"data": blobs}
-        plan = make_plan(values, Plugins(**{**given, **(own or {})}))
+        plan = make_plan(values, Plugins(**{**given, **(plugins or {})}))
         ((curve, _),) = plan.curves
         return plan.federation(curve, seed), curve
 

@@ -25,10 +25,10 @@ VOTES = ("holdout-paper", "holdout")
 
 @pytest.fixture
 def experiment(blobs, config):
-    """experiment(own={...}, section={...}) -> the lines of the results."""
+    """experiment(plugins={...}, section={...}) -> the lines of the results."""
 
-    def lines(own=None, **changed):
-        return run(config(**changed), plugins=Plugins(**{"data": blobs, **(own or {})})).rounds
+    def lines(plugins=None, **changed):
+        return run(config(**changed), plugins=Plugins(**{"data": blobs, **(plugins or {})})).rounds
 
     return lines
 
@@ -208,7 +208,7 @@ def test_a_round_without_a_step_leaves_weights_and_velocity(scene, play):
     federation, curve = scene(
         attack={"name": "zero"},
         training={"batch_size": 10, "momentum": 0.9},
-        own={"ballots": lambda _view: []},
+        plugins={"ballots": lambda _view: []},
         federation={"byzantine": 19, "proposers": 8, "voters": 7},
     )
     honest, innocent = replace(federation, byzantine=frozenset()), replace(curve, act=None)
@@ -303,7 +303,7 @@ def test_rules_are_told_an_f_of_what_is_left(scene, play, monkeypatch):
         told.append((len(updates), f))
         return updates.mean(dim=0)
 
-    federation, curve = scene("mine", own={"rules": {"mine": rule}})
+    federation, curve = scene("mine", plugins={"rules": {"mine": rule}})
     for silent in range(9):
         lie = replace(curve, act=lambda view: [None] * view.count)
         workers = list(federation.workers)
@@ -323,7 +323,7 @@ def test_a_rule_that_cannot_work_with_what_is_left_makes_no_step(scene, play):
     federation, curve = scene(
         "krum",
         federation={"proposers": 8, "assumed_byzantine": 2, "byzantine": 6},
-        own={"attack": lambda view: [None] * view.count},
+        plugins={"attack": lambda view: [None] * view.count},
     )
     # Of eight proposers only two are heard, and Krum needs n > 2f + 2.
     record = play(replace(federation, byzantine=frozenset()), replace(curve, act=None))[0][0]
@@ -446,7 +446,7 @@ def test_a_model_that_fails_while_it_runs_is_said_to_have_failed(refused, scene,
     def model(shape, classes):
         return Choosy(math.prod(shape), classes, fails[refused])
 
-    federation, curve = scene(own={"model": model})
+    federation, curve = scene(plugins={"model": model})
     with pytest.raises(PluginError, match="the model raised ValueError: boom"):
         play(federation, curve)
 
@@ -456,7 +456,7 @@ def raising(*_args, **_settings):
 
 
 @pytest.mark.parametrize(
-    ("rule", "own", "message"),
+    ("rule", "plugins", "message"),
     [
         ("holdout", {"attack": raising}, "attack 'raising' raised ValueError: boom"),
         ("holdout", {"attack": lambda _view: None}, "must return a tensor, or one tensor or None"),
@@ -475,8 +475,8 @@ def raising(*_args, **_settings):
         ("holdout", {"attack": lambda view: Lie(view.mean, gamma="much")}, "the gamma of attack"),
     ],
 )
-def test_what_own_code_does_wrong_is_said_to_be_its_own(rule, own, message, scene, play):
-    federation, curve = scene(rule, own=own)
+def test_what_own_code_does_wrong_is_said_to_be_its_own(rule, plugins, message, scene, play):
+    federation, curve = scene(rule, plugins=plugins)
     with pytest.raises(PluginError, match=message):
         play(federation, curve)
 
@@ -494,7 +494,7 @@ def test_what_own_code_does_wrong_is_said_to_be_its_own(rule, own, message, scen
 )
 @pytest.mark.parametrize("rule", ["mean", *VOTES])
 def test_whatever_an_own_attack_sends_is_rejected_and_counted(rule, sent, fault, scene, play):
-    federation, curve = scene(rule, own={"attack": sent})
+    federation, curve = scene(rule, plugins={"attack": sent})
     (record,), state = play(federation, curve)
     assert record.byzantine_proposers > 0
     assert record.rejected_proposals == {fault: record.byzantine_proposers}
@@ -504,7 +504,7 @@ def test_whatever_an_own_attack_sends_is_rejected_and_counted(rule, sent, fault,
 
 def test_an_own_rule_may_compute_in_float64(scene, play):
     federation, curve = scene(
-        "mine", own={"rules": {"mine": lambda updates, **_: updates.double().mean(dim=0)}}
+        "mine", plugins={"rules": {"mine": lambda updates, **_: updates.double().mean(dim=0)}}
     )
     records, state = play(federation, curve, 3)
     assert [record.outcome for record in records] == ["step"] * 3

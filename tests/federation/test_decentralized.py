@@ -58,8 +58,8 @@ def values(config):
 def network(blobs, values):
     """network(section={...}) -> (federation, curve)."""
 
-    def make(own=None, **sections):
-        plan = make_plan(values(**sections), Plugins(**{"data": blobs, **(own or {})}))
+    def make(plugins=None, **sections):
+        plan = make_plan(values(**sections), Plugins(**{"data": blobs, **(plugins or {})}))
         ((curve, seed),) = plan.curves
         return plan.federation(curve, seed), curve
 
@@ -241,7 +241,7 @@ def test_the_attacker_counts_only_on_those_who_will_not_be_caught(network):
         return view.mean
 
     federation, curve = network(
-        own={"attack": counting},
+        plugins={"attack": counting},
         federation={"workers": 13, "byzantine": 4, "assumed_byzantine": 4, "proposers": 13},
         attack={"name": "counting", "equivocate": True},
     )
@@ -273,7 +273,7 @@ def test_asking_some_voters_says_what_asking_all_says(gate, passing, network):
 
     for ballots in (None, looks_at_its_losses):
         federation, curve = network(
-            own={"attack": noting, **({"ballots": ballots} if ballots else {})},
+            plugins={"attack": noting, **({"ballots": ballots} if ballots else {})},
             federation={"workers": 13, "byzantine": 4, "assumed_byzantine": 4},
             training={"learning_rate": 0.5},
             vote={"gate": gate},
@@ -286,7 +286,7 @@ def test_asking_some_voters_says_what_asking_all_says(gate, passing, network):
 
 def test_an_empty_vector_is_rejected_and_counted(network):
     federation, curve = network(
-        own={"attack": lambda view: [torch.zeros(0)] * view.count}, attack={"name": "empty"}
+        plugins={"attack": lambda view: [torch.zeros(0)] * view.count}, attack={"name": "empty"}
     )
     (record,), _ = play(federation, curve, 1)
     assert record.byzantine_proposers
@@ -317,7 +317,7 @@ def test_a_long_update_is_judged_at_the_length_at_which_it_is_averaged(network):
     def stretch(view):
         return 1000 * view.mean
 
-    federation, curve = network(own={"attack": stretch}, attack={"name": "stretch"})
+    federation, curve = network(plugins={"attack": stretch}, attack={"name": "stretch"})
     (record,), state = play(federation, curve, 1)
     assert record.byzantine_proposers
     assert record.byzantine_selected == record.byzantine_proposers
@@ -348,7 +348,7 @@ def test_junk_is_counted_by_what_is_wrong_with_it(network):
     assert record.byzantine_selected == 0
 
 
-# ---------------------------------------------------------------------------------- own workers
+# ------------------------------------------------------------------------------- custom workers
 
 
 class Silent:
@@ -375,11 +375,11 @@ class Wrapped:
 
 
 def test_an_own_worker_that_crashes_misses_its_role_and_no_more(network):
-    def own(worker: HonestWorker):
+    def custom(worker: HonestWorker):
         return Silent() if worker.worker_id == 4 else worker
 
     federation, curve = network(
-        own={"worker": own},
+        plugins={"worker": custom},
         federation={"byzantine": 0, "proposers": 10, "voters": 10},
         attack={"name": "none"},
     )
@@ -393,13 +393,13 @@ def test_an_own_worker_that_crashes_misses_its_role_and_no_more(network):
 
 def test_an_own_worker_is_asked_as_in_the_central_simulation(network):
     plain, _ = play(*network(), 2)
-    wrapped, _ = play(*network(own={"worker": Wrapped}), 2)
+    wrapped, _ = play(*network(plugins={"worker": Wrapped}), 2)
     for one, other in zip(plain, wrapped, strict=True):
         assert one.proposers == other.proposers
-    # A rehearsal cannot hear own workers, so what is sent differs; who is drawn does not.
+    # A rehearsal cannot hear custom workers, so what is sent differs; who is drawn does not.
     honest = {"federation": {"byzantine": 0}, "attack": {"name": "none"}}
     plain, _ = play(*network(**honest), 2)
-    wrapped, _ = play(*network(own={"worker": Wrapped}, **honest), 2)
+    wrapped, _ = play(*network(plugins={"worker": Wrapped}, **honest), 2)
     assert [r.selection for r in plain] == [r.selection for r in wrapped]
     assert [r.agreement.model for r in plain[:1]] == [r.agreement.model for r in wrapped[:1]]
 
@@ -456,7 +456,7 @@ def test_a_resumed_run_equals_an_uninterrupted_one(blobs, values, tmp_path, stop
 
 @pytest.mark.usefixtures("_quick")
 def test_a_checkpoint_is_checked_with_the_threads_of_the_run(blobs, values, tmp_path, monkeypatch):
-    changed, own = values(experiment={"rounds": 3, "threads": 1}), Plugins(data=blobs)
+    changed, plugins = values(experiment={"rounds": 3, "threads": 1}), Plugins(data=blobs)
     threads, real = [], decentralized._first_radius
 
     def watch(progress):
@@ -468,13 +468,13 @@ def test_a_checkpoint_is_checked_with_the_threads_of_the_run(blobs, values, tmp_
         return real(federation)
 
     with pytest.raises(KeyboardInterrupt):
-        run(changed, out=tmp_path / "run", plugins=own, watch=watch)
+        run(changed, out=tmp_path / "run", plugins=plugins, watch=watch)
     decentralized.network_of.cache_clear()
     monkeypatch.setattr(decentralized, "_first_radius", watched)
     before = torch.get_num_threads()
     torch.set_num_threads(2)
     try:
-        run(changed, out=tmp_path / "run", plugins=own, resume=True)
+        run(changed, out=tmp_path / "run", plugins=plugins, resume=True)
     finally:
         torch.set_num_threads(before)
     assert set(threads) == {1}
@@ -485,14 +485,14 @@ def test_a_checkpoint_is_checked_with_the_threads_of_the_run(blobs, values, tmp_
 def test_a_checkpoint_whose_chain_does_not_fit_is_refused(
     blobs, values, tmp_path, monkeypatch, what
 ):
-    changed, own = values(experiment={"rounds": 3}), Plugins(data=blobs)
+    changed, plugins = values(experiment={"rounds": 3}), Plugins(data=blobs)
 
     def watch(progress):
         if progress.rounds_done == 2:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        run(changed, out=tmp_path / "run", plugins=own, watch=watch)
+        run(changed, out=tmp_path / "run", plugins=plugins, watch=watch)
     read = results._read_checkpoint
 
     def spoilt(path):
@@ -513,7 +513,7 @@ def test_a_checkpoint_whose_chain_does_not_fit_is_refused(
 
     monkeypatch.setattr(results, "_read_checkpoint", spoilt)
     with pytest.raises(RunFolderError, match="cannot be resumed"):
-        run(changed, out=tmp_path / "run", plugins=own, resume=True)
+        run(changed, out=tmp_path / "run", plugins=plugins, resume=True)
 
 
 def _other(blobs, values):

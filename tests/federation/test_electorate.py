@@ -221,7 +221,7 @@ def test_voters_of_the_users_own_kind_do_not_stop_the_search(rule, scene, play):
             self.propose, self.vote = worker.propose, worker.vote
 
     plain, curve = scene(rule)
-    wrapped, own_curve = scene(rule, own={"worker": Wrapped})
+    wrapped, own_curve = scene(rule, plugins={"worker": Wrapped})
     before, _ = play(plain, replace(curve, act=Alie(gamma=1.0)), 2)
     after, _ = play(wrapped, replace(own_curve, act=Alie(gamma=1.0)), 2)
     for one, other in zip(before, after, strict=True):

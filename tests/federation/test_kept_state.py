@@ -99,7 +99,7 @@ def test_without_momentum_nobody_keeps_anything(scene, play):
 @pytest.mark.parametrize("rule", ["mean", "krum", "holdout"])
 def test_a_custom_worker_can_do_what_the_setting_does(rule, scene, play):
     _, built_in = play(*scene(rule, training={"worker_momentum": BETA}, **HONEST), 3)
-    _, custom = play(*scene(rule, own={"worker": MomentumWorker}, **HONEST), 3)
+    _, custom = play(*scene(rule, plugins={"worker": MomentumWorker}, **HONEST), 3)
     assert torch.equal(built_in.weights, custom.weights)
     assert all(set(kept) == {"m"} for kept in custom.worker_states.values())
 
@@ -107,7 +107,7 @@ def test_a_custom_worker_can_do_what_the_setting_does(rule, scene, play):
 def test_the_setting_works_around_custom_workers_that_know_nothing_of_it(scene, play):
     settings = {"training": {"worker_momentum": BETA}, **HONEST}
     _, plain = play(*scene("mean", **settings), 3)
-    _, wrapped = play(*scene("mean", own={"worker": Silent}, **settings), 3)
+    _, wrapped = play(*scene("mean", plugins={"worker": Silent}, **settings), 3)
     assert torch.allclose(plain.weights, wrapped.weights, atol=1e-6)
 
 
@@ -122,7 +122,7 @@ def test_a_custom_worker_does_not_see_the_momentum_that_is_kept_for_it(scene, pl
             )
 
     changed = {"training": {"worker_momentum": 0.5}, **HONEST}
-    _, state = play(*scene("mean", own={"worker": Watching}, **changed), 3)
+    _, state = play(*scene("mean", plugins={"worker": Watching}, **changed), 3)
     assert ["m"] in seen
     assert all(names in ([], ["m"]) for names in seen)
     assert all(set(kept) == {"m", MOMENTUM} for kept in state.worker_states.values())
@@ -151,7 +151,7 @@ def test_the_rules_state_is_handed_on_and_its_context_tells_the_round(scene, pla
         context.state["draw"] = torch.randn(3, generator=context.generator())
         return updates.mean(dim=0)
 
-    federation, curve = scene("mine", own={"rules": {"mine": watching}}, **HONEST)
+    federation, curve = scene("mine", plugins={"rules": {"mine": watching}}, **HONEST)
     _, state = play(federation, curve, 3)
     assert [number for number, _, _ in seen] == [1, 2, 3]
     assert seen[0][2] == {}
@@ -175,7 +175,7 @@ def test_changing_what_was_kept_behind_our_back_changes_nothing(scene, play):
         hoard.append(context.state["x"])
         return updates.mean(dim=0)
 
-    _, state = play(*scene("mine", own={"rules": {"mine": hoarding}}, **HONEST), 3)
+    _, state = play(*scene("mine", plugins={"rules": {"mine": hoarding}}, **HONEST), 3)
     assert state.rule_state["x"].tolist() == [3.0]
 
 
@@ -195,7 +195,7 @@ def test_a_state_that_cannot_be_saved_is_refused(kept, message, scene, play):
         return updates.mean(dim=0)
 
     with pytest.raises(PluginError, match=message):
-        play(*scene("mine", own={"rules": {"mine": rule}}, **HONEST))
+        play(*scene("mine", plugins={"rules": {"mine": rule}}, **HONEST))
 
 
 def test_a_worker_whose_state_cannot_be_saved_is_named(scene, play):
@@ -205,7 +205,7 @@ def test_a_worker_whose_state_cannot_be_saved_is_named(scene, play):
             return weights
 
     with pytest.raises(PluginError, match=r"worker \d+: its state must hold tensors by name"):
-        play(*scene("mean", own={"worker": Wrong}, **HONEST))
+        play(*scene("mean", plugins={"worker": Wrong}, **HONEST))
 
 
 # ------------------------------------------------------------------------------------- whole runs

@@ -103,7 +103,7 @@ def test_one_accepted_rescaling_ruins_an_unbounded_average(rule, scene, play, ho
 def test_finite_numbers_that_overflow_the_loss(rule, size, scene, play, honestly):
     seed = find_seed(overflowing, round_number=3)
     federation, curve = scene(
-        rule, seed=seed, own={"attack": lambda view: torch.full_like(view.weights, size)}
+        rule, seed=seed, plugins={"attack": lambda view: torch.full_like(view.weights, size)}
     )
     state = honestly(federation, curve, 2)
     (record,), after = play(federation, curve, 1, state)
@@ -126,7 +126,7 @@ def test_no_gate_lets_an_overflow_through_even_without_the_bound(size, gate, sce
     seed = find_seed(overflowing, round_number=3)
     federation, curve = scene(
         seed=seed,
-        own={"attack": lambda view: torch.full_like(view.weights, size)},
+        plugins={"attack": lambda view: torch.full_like(view.weights, size)},
         vote={"gate": gate.value, "bound": False},
     )
     state = honestly(federation, curve, 2)

@@ -121,8 +121,8 @@ def test_mistakes_are_told_with_exit_code_2(arguments, said, capsys, tmp_path, m
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (("--shape", "4,0"), "whole numbers from 1 on"),
-        (("--shape", "x"), "whole numbers from 1 on"),
+        (("--shape", "4,0"), "whole numbers, each at least 1"),
+        (("--shape", "x"), "whole numbers, each at least 1"),
         (("--classes", "0"), "at least one class"),
         (("--name", "Our Network"), "network's name"),
         (("--model", "nonsense"), "package.module:name"),

@@ -47,7 +47,7 @@ def payload_digest(data: bytes) -> Digest:
 
 
 def payload_fault(data: bytes, params: Params) -> str | None:
-    """Why these bytes are no valid gradient, or None; everybody gets the same answer."""
+    """Why these bytes are not a valid gradient, or None; everybody gets the same answer."""
     if len(data) != params.payload_bytes:
         return f"a payload must hold {params.payload_bytes} bytes; got {len(data)}"
     # Judged by their bits: arithmetic on subnormal numbers depends on the processor's state.

@@ -159,7 +159,7 @@ def _accused(evidence: Evidence) -> tuple[Kind, int]:
     """The kind of message, and the worker, that evidence accuses."""
     message = open_envelope(evidence.first)
     if isinstance(message, HeadAnswer):
-        raise InvalidMessage("two answers about the head are no evidence")
+        raise InvalidMessage("two answers about the head are not evidence")
     return evidence.first.kind, message.worker
 
 

@@ -1,9 +1,9 @@
 """Canonical bytes: what is hashed, signed and sent has exactly one encoding.
 
 Unsigned integers are big-endian and of fixed width; byte strings begin with a u32 length, and lists
-with a u32 count. There are no optional fields, no maps and no floats but parameters, as their eight
-IEEE bytes. Whatever the bytes, a reader raises nothing but `InvalidMessage`, and `Reader.end`
-refuses what is left over, so that decoding is the inverse of encoding.
+with a u32 count. There are no optional fields, no maps, and no floats except parameters, written as
+their eight IEEE bytes. Whatever the bytes, a reader raises nothing but `InvalidMessage`, and
+`Reader.end` refuses what is left over, so that decoding is the inverse of encoding.
 """
 
 import struct

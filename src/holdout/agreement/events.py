@@ -159,7 +159,7 @@ class JobFailed:
 
 @dataclass(frozen=True, slots=True)
 class PayloadReady:
-    """A payload is in hand, with the right hash; whether it is a valid gradient, too."""
+    """A payload with the right hash is in hand; `valid` says whether it is a valid gradient."""
 
     digest: Digest
     valid: bool
@@ -198,7 +198,7 @@ Event: TypeAlias = (
 
 
 class Urgency(IntEnum):
-    """What is sent first when a link is busy; the lowest number is."""
+    """What is sent first when a link is busy: the lowest number."""
 
     VOTE = 0
     """Votes, bundles, certificates and leads."""

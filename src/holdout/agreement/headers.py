@@ -186,7 +186,7 @@ def _seed_fault(header: Header, tip: Tip, genesis: Genesis, verifier: Verifier) 
 
 
 BodyRoots: TypeAlias = tuple[Digest, Digest, Digest]
-"""The roots of updates, ballots and evidence: of a block before its outcome is known."""
+"""The roots of updates, ballots and evidence: those that are fixed before the outcome is known."""
 
 
 def said_roots(header: Header) -> BodyRoots:

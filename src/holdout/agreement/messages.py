@@ -284,7 +284,7 @@ class HeadQuery:
 
 @dataclass(frozen=True, slots=True)
 class HeadAnswer:
-    """The signed answer to a `HeadQuery`; the nonce excludes old answers, with too low a round."""
+    """The signed answer to a `HeadQuery`; its nonce rules out old answers with too low a round."""
 
     chain: Digest
     nonce: bytes

@@ -173,7 +173,7 @@ class SigningMemory:
         return self.votes_from == NEVER
 
     def settle(self, finished: int) -> bool:
-        """If the chain up to `finished` proves enough answers, set when votes begin; say so."""
+        """Set when votes begin, if the chain up to `finished` proves enough answers; True if so."""
         if not self.lost or not self.recoverable:
             return False
         proven = sum(claimed <= finished for claimed in self.answers.values())

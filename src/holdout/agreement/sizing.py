@@ -349,7 +349,7 @@ def voters(n: int, byzantine: int, f: Fraction, risk: Risk, draw: RoleDraw) -> V
 
 
 def majority_voters(n: int, byzantine: int, f: Fraction, risk: Risk, draw: RoleDraw) -> Voters:
-    """The draw of `voters`, and with an honest majority, which needs more only if liars are few."""
+    """The draw of `voters` with an honest majority too; that takes more only if liars are few."""
     found = voters(n, byzantine, f, risk, draw)
     at_least = majority_size(n, byzantine, risk, draw)
     while found.size < at_least or not ballots_suffice(f, found.ballots_min, found.byzantine_max):

@@ -56,14 +56,14 @@ class Law:
         return self.above[place] if place < len(self.above) else 0.0
 
     def lower_quantile(self, chance: float) -> int:
-        """The largest m with P[X < m] <= chance: there are at least m, but for that chance."""
+        """The largest m with P[X < m] <= chance: at least m, except with that chance."""
         for place, probability in enumerate(self.below):
             if probability > chance:
                 return self.first + place
         return self.first + len(self.below) - 1
 
     def upper_quantile(self, chance: float) -> int:
-        """The smallest m with P[X > m] <= chance: there are at most m, but for that chance."""
+        """The smallest m with P[X > m] <= chance: at most m, except with that chance."""
         for place in range(len(self.above) - 1, -1, -1):
             if self.above[place] > chance:
                 return self.first + place

@@ -39,7 +39,7 @@ class Tracker:
         """For each worker caught: two of its votes in one slot."""
 
     def add(self, vote: Vote) -> MessageFault | None:
-        """Count a verified vote that came by itself; why not, if it cannot be counted."""
+        """Count a verified vote that came by itself; returns why it cannot be counted, or None."""
         versions = self._direct.setdefault((vote.period, vote.step), {}).setdefault(vote.worker, [])
         if any(version.value == vote.value for version in versions):
             return MessageFault.DUPLICATE

@@ -25,11 +25,11 @@ class BallotView:
     voter: WorkerId
     """Who votes."""
     proposals: tuple[ProposalId, ...]
-    """All that are to be judged, in id order."""
+    """All proposals to be judged, in id order."""
     coalition: frozenset[ProposalId]
-    """Those that Byzantine workers sent."""
+    """The proposals that Byzantine workers sent."""
     approve_count: int
-    """How many a ballot may name."""
+    """How many proposals a ballot may name."""
     honest_ballot: Callable[[], Sequence[ProposalId]]
     """What this voter would approve if it were honest."""
     ranking: Callable[[], Sequence[ProposalId]]
@@ -44,12 +44,12 @@ class BallotView:
 
     @property
     def others(self) -> list[ProposalId]:
-        """Everybody else's, in id order."""
+        """Everybody else's proposals, in id order."""
         return [p for p in self.proposals if p not in self.coalition]
 
 
 class BallotAttack(Protocol):
-    """What a Byzantine voter sends as its ballot; anything may come back, it will be checked.
+    """What a Byzantine voter sends as its ballot; whatever comes back is checked.
 
     Example:
         >>> import holdout
@@ -63,19 +63,19 @@ class BallotAttack(Protocol):
 
 
 def honest(view: BallotView) -> Sequence[ProposalId]:
-    """A Byzantine proposer's friend that votes by its data all the same."""
+    """What the voter's data says, as an honest voter would vote."""
     return view.honest_ballot()
 
 
 def coalition(view: BallotView) -> Sequence[ProposalId]:
-    """The paper's: all Byzantine proposals first, the rest of the ballot random honest ones."""
+    """The paper's: all Byzantine proposals, then random honest ones to fill the ballot."""
     room = max(0, view.approve_count - len(view.own))
     rest = view.source.sample(view.others, min(room, len(view.others)))
     return [*view.own, *rest][: view.approve_count]
 
 
 def starve(view: BallotView) -> Sequence[ProposalId]:
-    """Byzantine proposals first, then the worst honest ones: the good get no help to the quorum."""
+    """Byzantine proposals, then the worst honest ones: the good get no help towards the quorum."""
     worst_first = [p for p in reversed(view.ranking()) if p not in view.coalition]
     return [*view.own, *worst_first][: view.approve_count]
 
@@ -86,13 +86,13 @@ def short(view: BallotView) -> Sequence[ProposalId]:
 
 
 def blank(view: BallotView) -> Sequence[ProposalId]:
-    """Nobody: a valid ballot where ballots need not be full, void where they must."""
+    """An empty ballot: valid where ballots need not be full, void where they must be."""
     del view
     return []
 
 
 def random(view: BallotView) -> Sequence[ProposalId]:
-    """A full ballot of names out of a hat."""
+    """A full ballot of proposals drawn at random."""
     return view.source.sample(view.proposals, view.approve_count)
 
 

@@ -36,7 +36,7 @@ class DeployedRule:
 
     @property
     def leaves_nobody_out(self) -> bool:
-        """Whether no strength is too much."""
+        """Whether every update counts, so that no strength is too much."""
         return self.rule.rehearse is LEAVES_NOBODY_OUT
 
     def selects(

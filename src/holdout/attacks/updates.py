@@ -55,7 +55,7 @@ class InnerProduct:
 
 @dataclass(frozen=True, slots=True)
 class SignFlip:
-    """The honest mean with its sign turned round."""
+    """The honest mean with its sign flipped."""
 
     scale: float = 1.0
 
@@ -66,7 +66,7 @@ class SignFlip:
 
 @dataclass(frozen=True, slots=True)
 class Bomb:
-    """The same, so large that one accepted copy is enough."""
+    """The honest mean with its sign flipped, so large that one accepted copy is enough."""
 
     scale: float = 1e4
 
@@ -100,7 +100,7 @@ class Rescale:
 
 @dataclass(frozen=True, slots=True)
 class Permute:
-    """An honest step, to a network whose hidden units stand in another order."""
+    """An honest step, to a network whose hidden units are in another order."""
 
     def check_model(self, model: nn.Module) -> None:
         """Refuse a model without such layers, before anything is run."""
@@ -113,7 +113,7 @@ class Permute:
         order = device.randperm(units, generator=view.generator())
         for part in hidden:
             part.copy_(part[order])
-        # Behind a flatten, each unit feeds a run of as many inputs as it has pixels.
+        # After a flatten, each unit feeds a run of as many inputs as it has pixels.
         runs = incoming.view(len(incoming), units, -1)
         runs.copy_(runs[:, order])
         return Lie(view.update_towards(target))
@@ -121,7 +121,7 @@ class Permute:
 
 @dataclass(frozen=True, slots=True)
 class Gaussian:
-    """Noise, another one from each Byzantine proposer."""
+    """Noise, drawn separately for each Byzantine proposer."""
 
     scale: float = 1.0
 
@@ -133,7 +133,7 @@ class Gaussian:
 
 @dataclass(frozen=True, slots=True)
 class LabelFlip:
-    """Honest work on poisoned data: each label y stands as classes - 1 - y."""
+    """Honest work on poisoned data: each label y becomes classes - 1 - y."""
 
     def poison_labels(self, labels: Tensor, classes: int) -> Tensor:
         """The labels that Byzantine workers hold."""
@@ -146,10 +146,10 @@ class LabelFlip:
 
 @dataclass(frozen=True, slots=True)
 class Mimic:
-    """All send one honest worker's update again, to give it undue weight (Karimireddy, 2022)."""
+    """All repeat one honest worker's update, to give it undue weight (Karimireddy, 2022)."""
 
     target: int = 0
-    """Which of the known updates, counted from 0 and round again."""
+    """Which of the known updates, counted from 0 and wrapping around."""
 
     def __call__(self, view: View) -> Lie:
         """The same vector from every Byzantine proposer."""
@@ -158,7 +158,7 @@ class Mimic:
 
 @dataclass(frozen=True, slots=True)
 class Zero:
-    """Nothing at all: harmless alone, a drag in numbers."""
+    """A zero update: harmless alone, a drag in numbers."""
 
     def __call__(self, view: View) -> Lie:
         """The same vector from every Byzantine proposer."""

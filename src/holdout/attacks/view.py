@@ -1,7 +1,7 @@
 """What Byzantine workers know when they decide what to send.
 
 The Byzantine workers of a round act as one coalition: an attack sees a `View` and says what each of
-its proposers sends. How much of it is seen is set by the config's `attack.knowledge`.
+its proposers sends. How much the view shows is set by the config's `attack.knowledge`.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -95,7 +95,7 @@ class View:
 
     @cached_property
     def deviation(self) -> Tensor:
-        """sigma_t of Algorithm 4; of the population, as in the attack's first publication."""
+        """sigma_t of Algorithm 4: the population's, as in the attack's first publication."""
         return self.known.std(dim=0, correction=0)
 
     def update_towards(self, weights: Tensor) -> Tensor:

@@ -24,7 +24,7 @@ COMMANDS: Sequence[Callable[[shared.Subparsers], None]] = (
     simulate.add_command,
     add_node_commands,
 )
-"""In the order in which `--help` lists them. Each sets `run` to the function that does the work."""
+"""What adds each command, in the order of `--help`; it sets `run` to what does the work."""
 
 
 def run_command(arguments: Sequence[str]) -> int:

@@ -43,14 +43,15 @@ def add_command(commands: Subparsers) -> None:
         "--delta-safety",
         type=probability,
         metavar="D",
-        help="with --decentralized: that some round gets two blocks (default: 1e-6)",
+        help="with --decentralized: the probability you accept that some round gets two blocks "
+        "(default: 1e-6)",
     )
     parser.add_argument(
         "--delta-progress",
         type=probability,
         metavar="D",
-        help="with --decentralized: that some round misses a quorum or an honest majority "
-        "(default: 1e-3)",
+        help="with --decentralized: the probability you accept that some round misses a quorum or "
+        "an honest majority (default: 1e-3)",
     )
     parser.add_argument("--json", action="store_true", help="print one JSON document, nothing else")
     parser.set_defaults(run=_plan)

@@ -22,12 +22,12 @@ def add_command(commands: Subparsers) -> None:
     parser.add_argument(
         "--quick",
         action="store_true",
-        help="in minutes: fewer rounds, one seed; CIFAR-10 with a larger learning rate and fewer "
-        "holdout samples. The titles say so",
+        help="take only minutes: fewer rounds, one seed; CIFAR-10 with a larger learning rate and "
+        "fewer holdout samples. The titles say so",
     )
     add_settings(parser)
     parser.add_argument("--out", type=Path, metavar="DIR", help="default: runs/paper-FIGURE")
-    parser.add_argument("--resume", action="store_true", help="go on with an interrupted run")
+    parser.add_argument("--resume", action="store_true", help="continue an interrupted run")
     parser.set_defaults(run=_reproduce)
 
 

@@ -24,7 +24,7 @@ def add_command(commands: Subparsers) -> None:
         "--out", type=Path, metavar="DIR", help="run folder (default: runs/NAME, -2, -3, ...)"
     )
     parser.add_argument(
-        "--resume", action="store_true", help="go on with an interrupted run of the same config"
+        "--resume", action="store_true", help="continue an interrupted run of the same config"
     )
     parser.set_defaults(run=_run)
 
@@ -53,7 +53,7 @@ def _run(options: argparse.Namespace) -> None:
     from holdout.experiments.runner import run
     from holdout.terminal import print_table, watching
 
-    # The folder holds its config, so nothing else needs to be said again.
+    # The folder holds its config, so nothing else needs to be given again.
     again = ["holdout", "run", "--out", str(folder), "--resume"]
     with explain_resuming(folder / results.CONFIG, again), watching() as watch:
         result = run(values, out=folder, resume=options.resume, watch=watch(""), say=print_note)

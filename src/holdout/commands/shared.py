@@ -25,7 +25,7 @@ def add_settings(parser: argparse.ArgumentParser) -> None:
         default=[],
         dest="settings",
         metavar="SECTION.KEY=VALUE",
-        help="put a value over the config's; may be given several times",
+        help="override a value of the config; may be given several times",
     )
 
 

@@ -23,7 +23,7 @@ def add_command(commands: Subparsers) -> None:
         "simulate",
         help="the decentralized protocol under faults, from seeds",
         description="Run the decentralized protocol on a simulated network with random faults and "
-        "liars, and check that nothing that must hold is broken. Exit code 1 if something is.",
+        "liars, and check everything that must hold. Exit code 1 if something does not.",
         allow_abbrev=False,
     )
     which = parser.add_mutually_exclusive_group(required=True)
@@ -42,8 +42,8 @@ def add_command(commands: Subparsers) -> None:
         "--faults",
         default="all",
         metavar="LIST",
-        help="all, none, or names with commas between them: kinds of faults and behaviours of "
-        "liars (docs/simulation.md)",
+        help="all, none, or comma-separated names of faults and of liars' behaviours "
+        "(docs/simulation.md)",
     )
     parser.add_argument("--mode", choices=["all", "shuffle", "self"], default="all")
     parser.add_argument(
@@ -51,7 +51,7 @@ def add_command(commands: Subparsers) -> None:
     )
     parser.add_argument("--proposers", type=count, metavar="K", help="default: as planned")
     parser.add_argument("--voters", type=count, metavar="K", help="default: as planned")
-    parser.add_argument("--trace", action="store_true", help="with --seed: all that happens")
+    parser.add_argument("--trace", action="store_true", help="with --seed: print all that happens")
     parser.add_argument("--json", action="store_true", help="print one JSON document, nothing else")
     parser.set_defaults(run=_simulate)
 

@@ -58,7 +58,7 @@ class Dataset:
     """
 
     name: str
-    """What messages call it."""
+    """The name that messages use."""
     x_train: Tensor
     """(n, *shape) of float32."""
     y_train: Tensor
@@ -115,11 +115,11 @@ def load(
     cache: Path | None = None,
     mirrors: Mapping[str, str] | None = None,
 ) -> Dataset:
-    """The data set of that name; a `DataError` where that cannot be.
+    """The data set of that name; a `DataError` if it cannot be loaded.
 
     Args:
         name: mnist, cifar10, mnist-5k, idx, npz, or a loader as "package.module:name".
-        path: The folder (of npz: or the file) with the data; mnist-5k and custom loaders need none.
+        path: The folder (for npz, or the file) with the data; mnist-5k and loaders need none.
             Without it, mnist and cifar10 come from the cache, which is filled from a mirror.
         normalise: Shift and scale each channel by the training rows' mean and deviation.
         cache: The folder of the cache, if not the usual one.

@@ -151,7 +151,8 @@ def _check(labels: NDArray[np.integer], *, workers: int, samples: int, classes: 
 
 
 def _check_shards(sizes: Integers, samples: int, labels_per_worker: int) -> None:
-    # Any labels a worker may draw must have enough rows: else the seed would decide on the error.
+    # Any labels a worker may draw must have enough rows; otherwise the seed would decide whether
+    # this is an error.
     present = np.sort(sizes[sizes > 0])
     if not 1 <= labels_per_worker <= len(present):
         raise DataError(

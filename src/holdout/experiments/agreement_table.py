@@ -21,7 +21,7 @@ HEAD = (
     "seconds a round",
 )
 KINDS = ("update", "ballot", "lead", "vote")
-"""What a worker may sign once."""
+"""What a worker may sign only once per round, period and step."""
 
 
 def agreement_table(curves: Sequence[CurveResult]) -> tuple[list[str], list[list[str]]] | None:
@@ -89,7 +89,7 @@ def network_notes(config: Mapping[str, Any]) -> list[str]:
 
 
 def is_agreement_or_null(value: Any) -> bool:
-    """Whether a line's `agreement` holds what the table reads, of the right kind."""
+    """Whether a line's `agreement` holds what the table reads, with values of the right kind."""
     if value is None:
         return True
     if not isinstance(value, dict):
@@ -105,5 +105,5 @@ def is_agreement_or_null(value: Any) -> bool:
 
 
 def is_whole(value: Any) -> bool:
-    """Whether it is a whole number; Python takes True for one."""
+    """Whether the value is a whole number; Python takes True for one."""
     return isinstance(value, int) and not isinstance(value, bool)

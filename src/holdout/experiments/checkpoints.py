@@ -1,4 +1,4 @@
-"""Where a run is: its last complete round, as a checkpoint holds it and a run goes on from it."""
+"""Where a run is: its last complete round, saved in a checkpoint and resumed from it."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ from holdout.ids import WorkerId
 from holdout.results import Arrays, Checkpoint
 
 RULE, WORKER = "rule/", "worker/"
-"""What stands before the names of what the rule, or worker/<id>/, keeps."""
+"""Prefixes of the names of arrays that the rule keeps, or (as worker/<id>/) a worker."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -31,7 +31,7 @@ class Place:
 
 
 def to_checkpoint(place: Place, environment: Mapping[str, Any]) -> Checkpoint:
-    """The place as a file can hold it, with what decided the bytes so far."""
+    """The place as a file can hold it, with the environment that decided the bytes so far."""
     state = place.state
     arrays = {}
     meta: dict[str, Any] = {"curve": place.curve, "environment": dict(environment)}
@@ -100,7 +100,7 @@ def _worker_states(arrays: Arrays) -> dict[WorkerId, dict[str, torch.Tensor]]:
 
 
 def check_fit(plan: ExperimentPlan, place: Place, done: Sequence[Mapping[str, Any]]) -> None:
-    """Refuse a place that this plan cannot have come to with these rounds."""
+    """Refuse a place that this plan cannot have reached with these rounds."""
     # Without a state, the place is between two curves: the rounds end with the one before.
     ended = place.curve if place.state else place.curve - 1
     if not 0 <= ended < len(plan.curves):
@@ -140,7 +140,7 @@ def _misfit(what: str) -> RunFolderError:
 
 
 def notes_on_environment(checkpoint: Checkpoint | None, now: Mapping[str, Any]) -> list[str]:
-    """What is to be said where a run goes on in another environment."""
+    """What to tell the user if a run is resumed in another environment."""
     if checkpoint is None:
         return []
     then = checkpoint.meta.get("environment", {})

@@ -1,7 +1,7 @@
 """The figure for a paper: test accuracy over the rounds, as PNG bytes; and how curves look.
 
-The colours are Okabe and Ito's, told apart by the colour-blind; dash and marker tell them apart in
-grey. HoldOut has the same look in every figure, and the unattacked mean is dashed black.
+The colours are Okabe and Ito's, which the colour-blind can tell apart; in grey, dashes and markers
+differ. HoldOut has the same look in every figure, and the unattacked mean is dashed black.
 """
 
 import io
@@ -68,7 +68,7 @@ class Look:
 
 
 PROMINENT = (Look("#0072B2", "solid", "circle", 2.4), Look("#56B4E9", "solid", "cross", 2.0))
-"""Of the votes, the most prominent first."""
+"""The looks of the votes, the most prominent first."""
 
 
 def looks(curves: Sequence[CurveResult]) -> list[Look]:
@@ -133,7 +133,7 @@ def panels_png(panels: Sequence[tuple[str, Sequence[CurveResult]]]) -> bytes:
             axes.set_title("\n".join(lines))
             if place == 1:
                 axes.set_ylabel("test accuracy (%)")
-            # Which attack it is stands in the title.
+            # The title names the attack.
             shown = [c if c.is_baseline else replace(c, label=name_of(c.rule)) for c in curves]
             chosen = [
                 look if curve.is_baseline else by_rule.get(curve.rule, look)
@@ -181,7 +181,7 @@ def _draw(
             linewidth=look.width * 0.75,
             marker=_MARKERS[look.marker] if len(line.rounds) > 1 else "o",
             markersize=4.2,
-            # Each curve starts marking at another place, so that markers seldom cover each other.
+            # The markers of each curve start at another place, so that few cover each other.
             markevery=(place % max(1, step), step)
             if (step := len(line.rounds) // MARKERS_PER_CURVE) > 1
             else 1,
@@ -230,6 +230,6 @@ def _printable(label: str) -> str:
     """The label as far as the font has it, cut to a length that leaves room for the curves."""
     font = get_font(findfont("DejaVu Sans"))
     known = "".join(c if c.isprintable() and font.get_char_index(ord(c)) else "?" for c in label)
-    # Of a long "package.module:name" the end says most.
+    # The end of a long "package.module:name" says most.
     cut = len(known) > LABEL_CHARACTERS_MAX
     return "…" + known[1 - LABEL_CHARACTERS_MAX :] if cut else known

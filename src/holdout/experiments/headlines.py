@@ -18,7 +18,7 @@ from holdout.voting import VOTES
 # A difference smaller than what the page prints does not count.
 LEVEL_POINTS = 0.05
 
-OTHERS = 2  # The prominence of rules that are no votes.
+OTHERS = 2  # The prominence of rules that are not votes.
 
 
 def headline(rows: Sequence[TableRow], config: Mapping[str, Any], *, complete: bool) -> str:
@@ -94,7 +94,7 @@ def _sentence(rows: Sequence[TableRow], opening: str, *, complete: bool) -> str:
 
 
 def _eminence(row: TableRow) -> tuple[int, float]:
-    """What orders the rows by how much the reader came for them: HoldOut, then the best."""
+    """The sort key that puts first what the reader came for: HoldOut, then the best."""
     prominence = VOTES[row.rule].prominence if row.rule in VOTES else OTHERS
     return prominence, -(row.accuracy or 0.0)
 

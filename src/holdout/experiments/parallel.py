@@ -45,7 +45,7 @@ THREADS = 1
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Job:
-    """An experiment, and the folder that it goes into."""
+    """An experiment, and the run folder that it writes."""
 
     plan: ExperimentPlan
     out: Path
@@ -114,8 +114,8 @@ def _check(
 def _run_curves(works: Sequence[_Work]) -> None:
     stop, count = Event(), _Count(works)
     tasks: list[tuple[bool, Callable[[], None]]] = []
-    # The long curves first, so that none is left over at the end: votes, and among them those of
-    # the last panels, where the attacker searches longest.
+    # The longest curves first, so that none is left running alone at the end: votes, and among them
+    # those of the last panels, where the attacker searches longest.
     for work in reversed(works):
         for number in range(work.place.curve, len(work.job.plan.curves)):
             curve, _ = work.job.plan.curves[number]
@@ -127,7 +127,7 @@ def _run_curves(works: Sequence[_Work]) -> None:
     try:
         wait(futures, return_when=FIRST_EXCEPTION)
     finally:
-        # Also on an interruption: every curve ends its round and saves where it is.
+        # On an interruption, too, every curve ends its round and saves where it is.
         stop.set()
         for future in futures:
             future.cancel()

@@ -11,6 +11,7 @@ from torch import Tensor
 from holdout import device
 from holdout.attacks import Attack
 from holdout.config import Config, parse
+from holdout.custom_code import describe
 from holdout.data.datasets import Dataset, Shard, dataset_from, load, standardised
 from holdout.data.partitions import partition
 from holdout.errors import ConfigError, DataError, ModelError, PluginError
@@ -123,14 +124,13 @@ def _load(config: Config, plugins: Plugins) -> Dataset:
     if plugins.data is None:
         path = Path(config.data.path) if config.data.path else None
         return load(config.data.name, path=path, normalise=config.data.normalise)
-    dataset = (
-        plugins.data if isinstance(plugins.data, Dataset) else dataset_from("own", plugins.data)
-    )
+    data = plugins.data
+    dataset = data if isinstance(data, Dataset) else dataset_from("plugins.data", data)
     return standardised(dataset) if config.data.normalise else dataset
 
 
 def _with_names(values: Mapping[str, Any], plugins: Plugins) -> dict[str, Any]:
-    """The values with the names of plug-ins in place, so that a run folder tells of them."""
+    """The values with the names of plug-ins filled in, so that a run folder shows them."""
     named = {
         "attack": ("name", plugins.attack),
         "model": ("name", plugins.model),
@@ -165,23 +165,26 @@ def _poisoned(act: Attack | None, dataset: Dataset) -> Tensor:
         labels.shape,
         labels.dtype,
     ):
-        raise PluginError(f"poison_labels must return {len(labels)} labels of int64")
+        raise PluginError(
+            f"poison_labels must return int64 labels of shape {tuple(labels.shape)}; "
+            f"got {describe(poisoned)}"
+        )
     return poisoned
 
 
 def _check_fit(plan: ExperimentPlan) -> None:
-    """What can only be seen with the data at hand: shards and model must fit it."""
+    """Check what needs the data at hand: the shards and the model must fit it."""
     config, dataset = plan.config, plan.dataset
     problems = []
     curve, seed = plan.curves[0]
     if config.data.samples_per_worker > len(dataset.y_train):
         problems.append(
-            f"data.samples_per_worker = {config.data.samples_per_worker}: at most the "
+            f"data.samples_per_worker = {config.data.samples_per_worker}: must be at most the "
             f"{len(dataset.y_train)} training rows of {dataset.name}"
         )
     if config.data.partition == "shards" and config.data.labels_per_worker > dataset.classes:
         problems.append(
-            f"data.labels_per_worker = {config.data.labels_per_worker}: at most the "
+            f"data.labels_per_worker = {config.data.labels_per_worker}: must be at most the "
             f"{dataset.classes} classes of {dataset.name}"
         )
     if not problems:
@@ -198,4 +201,4 @@ def _check_fit(plan: ExperimentPlan) -> None:
 
 
 def _accept(model: torch.nn.Module) -> None:
-    """An attack that works with any model."""
+    """Stand in for `check_model` of an attack that works with any model."""

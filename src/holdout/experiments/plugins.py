@@ -1,4 +1,4 @@
-"""Code of the user's that takes part in an experiment: rules, attacks, models, data and workers.
+"""Custom code that takes part in an experiment: rules, attacks, models, data and workers.
 
 It is passed as objects, here, or named in the config as "package.module:name".
 """
@@ -16,7 +16,7 @@ from holdout.workers import HonestWorker, Worker
 
 @dataclass(frozen=True, slots=True)
 class Plugins:
-    """Custom code for one run, as objects; what is left out is as the config says.
+    """Custom code for one run, as objects; whatever is left out is as the config says.
 
     >>> import holdout
     >>> def first_row(updates, *, f):

@@ -2,7 +2,7 @@
 
 The page is one file that works offline. Tables and words are made here; the charts and the heat
 map of the votes are drawn in the reader's browser, by the script in `report_template.html`, from
-the data that stands beside it in the page. The same results give the same bytes.
+the data beside it in the page. The same results give the same bytes.
 """
 
 import html
@@ -144,7 +144,7 @@ def _page(folder: Path, run: Run, curves: Sequence[CurveResult]) -> str:
 
 
 def _script_json(value: Any) -> str:
-    """JSON in pure ASCII that cannot end the script element it stands in."""
+    """JSON in pure ASCII that cannot end the script element it is in."""
     text = json.dumps(jsonable(value), allow_nan=False, separators=(",", ":"))
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
@@ -199,7 +199,7 @@ def _final_table_html(rows: Sequence[TableRow]) -> str:
 
 
 def _outcome_table_html(curves: Sequence[CurveResult]) -> str:
-    """Only what happened has a column."""
+    """Outcomes and rejections, counted; only those that happened have a column."""
     counts = []
     for curve in curves:
         count = Counter({"rounds": len(curve.rounds)})

@@ -70,7 +70,7 @@ class Lookups:
             if name in RULES or name in VOTES
         )
         self.problems.extend(
-            f"custom rule {name!r}: a name must not hold {PLUS!r}, which composes"
+            f"custom rule {name!r}: a name must not contain {PLUS!r}, which composes rules"
             for name in custom
             if PLUS in name
         )
@@ -109,7 +109,7 @@ class Lookups:
         return self._look_up("model.name", name, MODELS) or MODELS["mlp"]
 
     def data_name(self) -> None:
-        """The data set must exist, and be large enough."""
+        """Check that the data set exists, and is large enough."""
         name, known = self.config.data.name, dict.fromkeys(NAMES)
         if self.plugins.data is None:
             if ":" in name:
@@ -121,7 +121,8 @@ class Lookups:
         rows, limit = self.config.data.samples_per_worker, TRAINING_ROWS.get(name)
         if self.plugins.data is None and limit is not None and rows > limit:
             self.problems.append(
-                f"data.samples_per_worker = {rows}: at most the {limit} training rows of {name}"
+                f"data.samples_per_worker = {rows}: must be at most the {limit} training rows of "
+                f"{name}"
             )
 
     def _method(self, rule: str) -> Rule | Terms | None:
@@ -153,7 +154,8 @@ class Lookups:
         key, known = "experiment.rules", PRE_AGGREGATIONS
         if ":" not in name and name not in known and key not in self.wrong:
             self.problems.append(
-                f"{key} = {rule!r}: {name!r} is no pre-aggregation; there are {', '.join(known)} "
+                f"{key} = {rule!r}: {name!r} is not a pre-aggregation; there are "
+                f"{', '.join(known)} "
                 'or "package.module:name"'
             )
             return None
@@ -163,9 +165,9 @@ class Lookups:
     def _no_server(self, rule: str) -> None:
         if "experiment.rules" not in self.wrong:
             self.problems.append(
-                f"experiment.rules = {rule!r}: not in federation.mode = 'decentralized', where "
-                f"workers vote; there are {', '.join(_votes(has_server=False))} and, with a server "
-                f"for comparison, {', '.join(_votes(has_server=True))}"
+                f"experiment.rules = {rule!r}: must be a vote in federation.mode = "
+                f"'decentralized'; there are {', '.join(_votes(has_server=False))} and, with a "
+                f"server for comparison, {', '.join(_votes(has_server=True))}"
             )
 
     def _check_feasible(self, rule: str, function: Rule) -> None:
@@ -221,10 +223,10 @@ class Lookups:
     def _custom_attack(
         self, kind: Callable[..., Any], common: Mapping[str, Any], extra: Mapping[str, Any]
     ) -> Attack | None:
-        """A class is made with its parameters; a function is called with them and the view."""
+        """A class is called with its parameters now; a function with them and the view later."""
         try:
             fields = inspect.signature(kind).parameters
-        except ValueError:  # Some built-in types do not tell.
+        except ValueError:  # Some built-in types have no signature.
             fields = MappingProxyType({})
         self._no_parameters({k: v for k, v in extra.items() if k not in fields}, known=fields)
         given = {k: v for k, v in {**common, **extra}.items() if k in fields}
@@ -273,7 +275,7 @@ class Lookups:
         also: Sequence[str] = (),
         written: str | None = None,
     ) -> Any:
-        """What a name stands for; `written` is what the config says, if that is more."""
+        """What a name stands for; `written` is all that the config says, if that is more."""
         if key in self.wrong:
             return None
         if ":" in name:

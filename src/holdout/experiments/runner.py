@@ -55,9 +55,9 @@ class Progress:
     record: RoundRecord
     """All that the round did: the fields of a line of `results.jsonl`."""
     rounds_done: int
-    """Of all curves."""
+    """Rounds done so far, over all curves."""
     rounds_total: int
-    """Of all curves; fewer are run where one diverges."""
+    """Rounds planned, over all curves; fewer are run if one diverges."""
 
 
 Watch = Callable[[Progress], None]
@@ -95,11 +95,11 @@ class Result:
     differ."""
 
     def table(self) -> list[TableRow]:
-        """One row a rule and attack, averaged over seeds."""
+        """One row for each rule and attack, averaged over seeds."""
         return final_table(self.rounds)
 
     def accuracy(self, rule: str, attack: str | None = None) -> float:
-        """Final test accuracy of a rule, averaged over seeds; without `attack`, of the config's."""
+        """Final test accuracy of a rule, averaged over seeds; under the config's attack if None."""
         wanted = attack or self.config.attack.name
         for row in self.table():
             if (row.rule, row.attack) == (rule, wanted) and row.accuracy is not None:
@@ -132,7 +132,7 @@ def run(
     Args:
         config: The path of a TOML file, its values as nested mappings, or a `Config`.
         out: The run folder to make; without it nothing is written.
-        resume: Go on where the checkpoint in `out` says. The result is the same as that of an
+        resume: Continue from the checkpoint in `out`. The result is the same as that of an
             uninterrupted run.
         plugins: Custom rules, attacks, models, data or workers, as objects.
         watch: Called with a `Progress` after each round.
@@ -180,7 +180,7 @@ def _tell(say: Callable[[str], None] | None, notes: list[str]) -> list[str]:
 
 
 def environment(config: Config, *, threads: int | None = None) -> dict[str, Any]:
-    """What decides the bytes of a result besides config and seed; `threads` are a curve's."""
+    """What decides the bytes of a result besides config and seed; `threads` if not the config's."""
     return {
         "holdout": holdout.__version__,
         "python": platform.python_version(),
@@ -195,7 +195,7 @@ def threads_of(config: Config) -> int:
     """How many threads torch may use."""
     if config.experiment.threads:
         return config.experiment.threads
-    # The cores that this process may use; not every system tells.
+    # The cores that this process may use, on systems that say which.
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 

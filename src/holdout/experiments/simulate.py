@@ -39,7 +39,7 @@ class SimulationPlan:
     seeds: range
     trial: Trial
     faults: str = "all"
-    """As the user wrote them, for the command that replays a run."""
+    """The faults as the user wrote them, for the command that replays a run."""
 
     def replay(self, seed: int) -> str:
         """The command that shows the run of this seed, event by event."""

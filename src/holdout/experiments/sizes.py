@@ -83,8 +83,8 @@ class CommitteePlan:
         ]
         if self.chernoff_size_both > self.workers:
             lines.append(
-                f"  The bound asks for more than the {self.workers} workers there are; "
-                "it does not know how many there are, the exact size does."
+                f"  The bound asks for more than the {self.workers} workers there are: it does "
+                "not depend on their number; the exact size does."
             )
         if self.committee:
             judged = self.committee
@@ -95,7 +95,7 @@ class CommitteePlan:
                 f"  ... in at least one of {self.rounds} rounds     ".ljust(39)
                 + f"{judged.majority_failure_run:.4g}",
                 f"  overflow in a round                  {judged.overflow_round:.4g}",
-                "  (overflow: more liars drawn than a full ballot leaves out, so that each full "
+                "  (overflow: more liars drawn than a full ballot can leave out, so each full "
                 "ballot",
                 "  must endorse one; the rule `holdout` does not force full ballots)",
             ]
@@ -251,7 +251,7 @@ class NetworkPlan:
             run = self.biased.modes[mode]
             lines.append(
                 f"  mode {mode:<17} {made.size:>7} {made.quorum:>7}             {run.size:>7} "
-                f"{run.quorum:>7}" + "   usual for so many workers" * (mode is self.mode)
+                f"{run.quorum:>7}" + "   usual for this many workers" * (mode is self.mode)
             )
         lines.append(
             "Learning roles             tau_P  tau_V  M_min  b_max  tau_P  tau_V  M_min  b_max"

@@ -2,7 +2,7 @@
 
 `run_round` takes the state after round t - 1 to that after round t; nothing else changes, so a run
 can stop and go on after any round. What the server does with what it receives is in
-`holdout.rounds`; here are many workers in one process, those who lie included.
+`holdout.rounds`; here are many workers in one process, liars included.
 """
 
 import math
@@ -57,7 +57,7 @@ def run_round(federation: Federation, curve: Curve, state: State) -> tuple[Round
     gamma = None
     if setup.coalition:
         proposals, gamma = _lie(setup, proposals, scores)
-    # What is missing, misshapen or not finite is out.
+    # Proposals that are missing, misshapen or not finite are out.
     admitted = admit_proposals(proposals.received, dimension=len(state.weights))
     # A vote bounds the updates; its voters judge them (getVotes), the server counts (A_Consensus).
     # A baseline rule looks at the updates alone.
@@ -85,7 +85,7 @@ def run_round(federation: Federation, curve: Curve, state: State) -> tuple[Round
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Proposals:
-    """What proposers send, by place, and what the workers keep of it."""
+    """What proposers send, by place, and the state that workers keep."""
 
     received: Sequence[object]
     """None: the worker stays silent."""
@@ -267,7 +267,7 @@ def _record(
 def evaluate_round(
     federation: Federation, record: RoundRecord, state: State
 ) -> tuple[RoundRecord, State]:
-    """Test accuracy where it is due; a loss that is not finite ends the curve."""
+    """Measure the test accuracy when it is due; a loss that is not finite ends the curve."""
     experiment = federation.config.experiment
     due = state.round % experiment.evaluate_every == 0 or state.round == experiment.rounds
     if not (due or state.diverged):

@@ -25,7 +25,7 @@ CONVICTED = "convicted"
 """A ballot that does not count because its voter, by the block's evidence, sent two."""
 
 MISSING = "missing"
-"""A voter was drawn and its ballot is not in the block."""
+"""A voter was drawn, but its ballot is not in the block."""
 
 KINDS: Mapping[Kind, str] = {
     Kind.UPDATE: "update",
@@ -58,7 +58,7 @@ class Agreed:
     ballots: int
     """Ballots in the block."""
     messages: int
-    """That all workers together handed to the network, blobs included."""
+    """Messages that all workers together handed to the network, blobs included."""
     bytes: int
     virtual_seconds: float
     """From the start of the round until the last honest worker had committed it."""
@@ -81,7 +81,7 @@ class AgreedRecord(RoundRecord):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Played:
-    """What came out of a cluster: the same at every honest worker, as was checked."""
+    """What a cluster decided, checked to be the same at every honest worker."""
 
     cluster: Cluster
     honest: Sequence[SimulatedNode]
@@ -107,7 +107,7 @@ def record_of(
         selection=tuple(sorted(places[WorkerId(worker)] for worker, _ in block.selection)),
         ballots=named,
         approve_count=params.approve_count(len(block.updates)),
-        # Of completed ballots; an exact share of their number, so the whole number above it.
+        # Completed ballots are counted in exact shares; this is the whole number above the quorum.
         quorum=params.approve_count(len(ballots)),
     )
     record = record_round(
@@ -202,7 +202,7 @@ def chain_arrays(state: State) -> dict[str, npt.NDArray[Any]]:
 
 
 def read_chain(arrays: Mapping[str, npt.NDArray[Any]]) -> tuple[Finished, ...]:
-    """The chain that a checkpoint holds; raises ValueError if it is none."""
+    """The chain that a checkpoint holds; raises ValueError if it is not one."""
     data, place, chain = arrays[CHAIN].tobytes(), 0, []
     for length in arrays[LENGTHS].tolist():
         try:
@@ -223,7 +223,7 @@ def chain_fault(state: ChainState, *, chain: Digest, model: Digest) -> str | Non
     except InvalidMessage as error:
         return str(error)
     if not headers or any(header.chain != chain for header in headers):
-        return "the chain is of another network"
+        return "the chain belongs to another network"
     if (headers[-1].round, headers[-1].model) != (state.round, model):
         return "the chain does not lead to the weights"
     return None

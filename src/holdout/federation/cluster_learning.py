@@ -50,7 +50,7 @@ class Sent:
     gamma: float | None
     """The strength of the lies, if they have one."""
     worker_states: Mapping[WorkerId, Kept]
-    """What workers keep of it."""
+    """The state that workers keep."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +71,7 @@ class BlockTally:
         return [ProposalId(count.proposer) for count in counts if count.passes]
 
     def radius(self, lengths: Sequence[float]) -> float | None:
-        """The chain's, whatever is sent."""
+        """The chain's radius, whatever is sent."""
         del lengths
         return self.chain_radius
 
@@ -85,7 +85,7 @@ class BlockTally:
 
 
 def _is_ballot(names: object, known: tuple[ProposalId, ...]) -> TypeGuard[Sequence[ProposalId]]:
-    """Whether it will be in a block: empty ones are not sent, unknown names are waited for."""
+    """Whether a block would hold it: empty ones are not sent, unknown names are waited for."""
     if not isinstance(names, list | tuple) or not names:
         return False
     plain = all(type(name) is int and name in known for name in names)
@@ -101,7 +101,7 @@ class RoundLearning:
     """
 
     def __init__(self, setup: RoundSetup, params: Params) -> None:
-        """Of a round whose lots are drawn; liars that act apart sign everything twice."""
+        """Prepare a round whose lots are drawn; liars that act apart sign everything twice."""
         if setup.curve.terms is None:
             raise MisuseError("without a server only a vote can decide")
         self.terms: Terms = setup.curve.terms
@@ -191,12 +191,12 @@ class RoundLearning:
             updates = {p: self._read[job.candidates[i].payload] for p, i in places.items()}
             valid = {p: update for p, update in updates.items() if update is not None}
             names = ask_to_vote(self._setup, worker, self.terms, valid)
-        # A plug-in may name anything; what is no candidate says nothing.
+        # A plug-in may name anything; what is not a candidate is ignored.
         given = names if isinstance(names, list | tuple) else ()
         return tuple(sorted({place for name, place in places.items() if name in given}))
 
     def _update(self, payload: Digest, data: bytes, radius: float) -> Tensor | None:
-        """The candidate as it is scored: at most as long as the radius; None if it is none."""
+        """The candidate as it is scored, no longer than the radius; None if it is not valid."""
         if payload not in self._read:
             valid = aggregate.payload_fault(data, self._params) is None
             update = from_payload(data) if valid else None
@@ -221,20 +221,20 @@ class RoundLearning:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _WorkerLearning:
-    """The part of one worker."""
+    """One worker's part in the learning of a round."""
 
     round: RoundLearning
     worker: WorkerId
 
     def propose(self, job: Propose, model: bytes) -> bytes | None:
-        """Its update, or the coalition's."""
+        """The worker's update, or the coalition's lie."""
         del model  # The setup holds its numbers.
-        # Who is first to commit begins the next round, which is played elsewhere.
+        # The first to commit begins the next round, which is played in another cluster.
         sent = self.round.sent.payloads if job.round == self.round.number else {}
         return sent.get(self.worker)
 
     def judge(self, job: Judge, model: bytes, payloads: Sequence[bytes]) -> tuple[int, ...] | None:
-        """Its ballot."""
+        """The worker's ballot."""
         del model
         if job.round != self.round.number:
             return None
@@ -243,7 +243,7 @@ class _WorkerLearning:
     def combine(
         self, job: Combine, model: bytes, payloads: Sequence[bytes]
     ) -> tuple[bytes | None, float]:
-        """As every worker does, bit for bit."""
+        """The new model and radius, computed as every worker does, bit for bit."""
         return aggregate.combine(model, payloads, radius=job.radius, rate=job.rate)
 
 
@@ -274,8 +274,8 @@ def _is_too_large(data: bytes, params: Params) -> bool:
 def _distinct(received: Sequence[object], params: Params) -> list[bytes | None]:
     """Payloads of what proposers send, no two alike.
 
-    Copies of a gradient count once in a block. A liar who knows that changes one coordinate by as
-    little as can be, so the coalition does.
+    Copies of a gradient count once in a block. A liar who knows that changes one coordinate as
+    little as possible, and so does the coalition.
     """
     payloads: list[bytes | None] = []
     known: dict[bytes, None] = {}

@@ -38,7 +38,7 @@ class Coalition:
     copies: tuple[ProposalId, ...]
     """The ids under which it sends its lie."""
     known: Tensor
-    """Honest updates that it has seen, one in a row."""
+    """Honest updates that it has seen, one per row."""
     guessed: Mapping[ProposalId, Tensor]
     """What it takes for this round's honest proposals: the truth, if it is omniscient."""
     scores: VoterScores
@@ -48,13 +48,13 @@ class Coalition:
 
     @property
     def standing(self) -> Tensor:
-        """The guessed honest proposals, one in a row."""
+        """The guessed honest proposals, one per row."""
         guessed = list(self.guessed.values())
         return torch.stack(guessed) if guessed else self.known[:0]
 
     @property
     def f(self) -> int:
-        """How many lies a rule is told to stand."""
+        """How many lies a rule is told to withstand."""
         n = len(self.guessed) + len(self.copies)
         return tolerated_count(n, self.setup.federation.config.federation.f)
 
@@ -81,7 +81,7 @@ def gather(
 def _guess(
     setup: RoundSetup, honest: Mapping[ProposalId, Tensor]
 ) -> tuple[Tensor, Mapping[ProposalId, Tensor], VoterScores]:
-    """Its members' gradients, or last round's, and its members' data to try them on."""
+    """What a coalition that is not omniscient takes for known updates, proposals and scores."""
     members = setup.honest_part(sorted(setup.byzantine))
     known = setup.state.last_honest
     # In round 1 there is no last round yet.
@@ -154,7 +154,7 @@ def _each(attack: str, lie: Lie, count: int) -> list[object]:
         )
     if isinstance(lie.updates, Tensor) and lie.updates.ndim < 2:  # noqa: PLR2004
         return [lie.updates] * count
-    # Too few would be cut short in silence, and look like a measurement.
+    # A wrong number must not silently pass for a measurement.
     if len(lie.updates) not in (0, count):
         raise PluginError(
             f"{attack} must return one update for all, one for each of the {count} proposers, or "

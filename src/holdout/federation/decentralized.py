@@ -51,7 +51,7 @@ from holdout.voting import Committee
 from holdout.workers import is_plain, propose_together
 
 HOUR = 3_600_000 * MILLISECOND
-"""Of virtual time: by far enough for any round, however many periods fail."""
+"""An hour of virtual time: more than enough for any round, however many periods fail."""
 
 EQUIVOCATION = ("Z2", "Z3", "Z4", "Z13")
 """Two updates, two ballots, votes for everything, two blocks."""
@@ -127,7 +127,7 @@ def _first_radius(federation: Federation) -> float:
     """r_1: the median norm of what workers would send on w_1, as they report it before round 1.
 
     Without it the first round would have no bound, and one function-preserving rescaling accepted
-    there ruins the model. Liars report the largest norm that there is.
+    there ruins the model. Liars are assumed to report the largest norm there is.
     """
     everybody = enumerate(federation.workers)
     honest = [worker for place, worker in everybody if place not in federation.byzantine]
@@ -185,7 +185,7 @@ def _draw_lots(
 def _equivocating(federation: Federation, number: int) -> frozenset[WorkerId]:
     """The liars that sign two versions in this round: half of them, drawn afresh.
 
-    Not all of them: who is caught is out of the round, and with nobody left the lies would be too.
+    Not all of them: whoever is caught is out of the round, and somebody must be left to lie.
     """
     if not federation.config.attack.equivocate:
         return frozenset()
@@ -245,7 +245,7 @@ def _play(
 
 
 def _outcome(cluster: Cluster, honest: Sequence[SimulatedNode], number: int) -> Played:
-    """The decision, after a look at whether it is the same everywhere."""
+    """The decision, once it is known to be the same everywhere."""
     commits = [node.commits[number] for node in honest]
     models = {node.memory.get(commit.model) for node, commit in zip(honest, commits, strict=True)}
     if len({(commit.value, commit.model) for commit in commits}) > 1 or len(models) > 1:
@@ -288,7 +288,7 @@ def _next_state(
 
 
 def resumed(arrays: Mapping[str, npt.NDArray[Any]], state: State) -> State:
-    """The state of a checkpoint, with its chain if it has one; raises ValueError if it has not."""
+    """The state of a checkpoint, with its chain if it has one; ValueError if that is damaged."""
     if CHAIN not in arrays:
         return state
     fields = {name: getattr(state, name) for name in State.__dataclass_fields__}

@@ -23,7 +23,7 @@ class Marks:
 
     losses: Mapping[ProposalId, float]
     current_loss: Callable[[], float]
-    """Of the current model; computed only if asked for."""
+    """The loss of the current model; computed only if asked for."""
 
 
 MarksOf = Callable[[WorkerId], Marks]
@@ -47,7 +47,7 @@ class VoterScores:
         return any(voter in group.places for group in self._groups)
 
     def ask(self, voters: Sequence[WorkerId]) -> tuple[HoldoutScores, list[int]]:
-        """The scores of some honest voters, and their numbers there."""
+        """The scores of the honest voters, and the places of these voters in them."""
         group = self._groups[0]
         return group.scores, [group.places[voter] for voter in voters]
 
@@ -88,7 +88,7 @@ class _Group:
 def score_voters(
     setup: RoundSetup, stand_ins: Mapping[WorkerId, HonestWorker] | None = None
 ) -> VoterScores:
-    """The voters' holdout scores; with `stand_ins`, those of others in their places."""
+    """The voters' holdout scores; with `stand_ins`, those of the workers in their places."""
     honest: dict[WorkerId, HonestWorker] = {}
     byzantine: dict[WorkerId, HonestWorker] = {}
     for voter in setup.committee.voters:
@@ -109,7 +109,7 @@ def score_voters(
 
 @dataclass(frozen=True, eq=False)
 class Electorate:
-    """Who votes in a round, by what terms, and how those who lie do."""
+    """Who votes in a round, by what terms, and how the liars among them vote."""
 
     terms: Terms
     voters: tuple[WorkerId, ...]
@@ -142,7 +142,7 @@ class Electorate:
     def honest_ballot(
         self, voter: WorkerId, proposals: tuple[ProposalId, ...], marks_of: MarksOf
     ) -> Ballot:
-        """What an honest voter sends (A_Holdout); where a kind of ballot is made."""
+        """What an honest voter sends (A_Holdout)."""
         if self.terms.forces(len(proposals)):
             return Approvals(proposals)
         marks = marks_of(voter)

@@ -21,7 +21,7 @@ PAPER = "holdout-paper"
 
 
 def sizes_of(config: Config) -> NetworkSizes:
-    """The sizes of a run."""
+    """The committee sizes of a run."""
     federation = config.federation
     n, f = federation.workers, federation.assumed_byzantine
     liars, mode = sizing.check_population(n, f), sizing.usual_mode(n)

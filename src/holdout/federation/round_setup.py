@@ -33,7 +33,7 @@ class Federation:
     model: nn.Module
     initial_weights: Tensor
     workers: Sequence[Worker]
-    """By id. Byzantine ones hold what an honest worker in their place would, or poisoned labels."""
+    """All, by id. Liars hold what an honest worker in their place would, or poisoned labels."""
     byzantine: frozenset[WorkerId]
     x_test: Tensor
     y_test: Tensor
@@ -138,8 +138,8 @@ class RoundSetup:
     ) -> Tensor:
         """What the worker sends: m_i = beta m_i + (1 - beta) g_i, if `worker_momentum` is set.
 
-        From m_i = 0 on, updated when the worker proposes (Karimireddy et al., 2021). The new m_i
-        is kept in `states`.
+        It starts at 0 and is updated when the worker proposes (Karimireddy et al., 2021). The new
+        m_i is kept in `states`.
         """
         beta = self.federation.config.training.worker_momentum
         if not beta:

@@ -5,7 +5,7 @@ But it need not hear every voter. The copies of a lie all have the same loss, so
 those with the lowest ids: none of them at worst, as many as fit at best. If the lie passes even
 when every voter not heard yet casts the worst ballot, it passes whatever they think; if it fails
 even with the best ones, it fails. So voters are asked, the kindest to the last strength first, only
-until one or the other is certain: mostly as many as the coalition lacks to the quorum.
+until one or the other is certain: usually as many as the coalition falls short of the quorum.
 """
 
 import math
@@ -35,7 +35,7 @@ class _Line:
     directions: Tensor
     coefficients: Tensor
     radii: Sequence[float | None]
-    """To which all updates are scaled down if the lie has this strength."""
+    """For each strength of the lie, the radius to which all updates are scaled down."""
 
 
 class Tally(Protocol):
@@ -47,7 +47,7 @@ class Tally(Protocol):
         """What these ballots select."""
 
     def radius(self, lengths: Sequence[float]) -> float | None:
-        """To which updates of these lengths are scaled down."""
+        """The radius to which updates of these lengths are scaled down."""
 
     def can_stop_early(self, passing: str) -> bool:
         """Whether no ballot can be worse or better for the lie than those that `_Poll` assumes."""
@@ -69,7 +69,7 @@ class ServerTally:
         return self.terms.select(ballots.valid, drawn=len(self.voters))
 
     def radius(self, lengths: Sequence[float]) -> float | None:
-        """The bound's, if the terms have one."""
+        """The radius of the bound, if the terms have one."""
         return bound_radius(lengths, previous=self.previous_radius) if self.terms.bound else None
 
     def can_stop_early(self, passing: str) -> bool:
@@ -133,7 +133,7 @@ class DeployedVote:
     def honest_losses_in_size(
         self, scores: HoldoutScores, radius: float, voters: Sequence[int]
     ) -> Tensor:
-        """The same where further radii will be asked for: those then cost little."""
+        """Like `honest_losses`, for when more radii will follow: those then cost little."""
         lengths = device.tensor(self._norms, dtype=torch.float64)
         scales = torch.where(lengths <= radius, 1.0, radius / lengths).float()
         return scores.scaled_losses(self._stacked, scales[None], voters)[:, 0]
@@ -167,7 +167,7 @@ class DeployedVote:
         return None if asked else settled
 
     def _hear_everybody(self, line: _Line) -> Iterator[bool]:
-        """The long way: every voter's losses, for liars whose ballots depend on theirs."""
+        """The long way: ask every voter, since some liars' ballots depend on their losses."""
 
         @cache
         def lie_losses(scores: HoldoutScores, batch: int) -> Tensor:
@@ -180,7 +180,7 @@ class DeployedVote:
             return torch.cat([honest_losses(scores, radius), lie.expand(-1, len(self.copies))], 1)
 
         honest_losses = cache(self.honest_losses)
-        # Custom workers do not tell their losses: they are taken for silent.
+        # Custom workers do not reveal their losses: they are assumed to stay silent.
         silent = {voter: None for voter in self.electorate.voters if voter not in self.scores}
         for place, radius in enumerate(line.radii):
             marks_of = self.scores.marks(
@@ -201,7 +201,7 @@ class DeployedVote:
 
 
 class _Poll:
-    """Honest voters are asked one group after the other, until the outcome is certain."""
+    """Asks honest voters, one group after another, until the outcome is certain."""
 
     def __init__(self, vote: DeployedVote, line: _Line, liars: Mapping[WorkerId, object]) -> None:
         self._vote, self._line, self._liars = vote, line, liars
@@ -215,7 +215,7 @@ class _Poll:
     def passes(self, place: int) -> bool:
         """Whether the lie in this place of the line would be selected."""
         known: dict[WorkerId, object] = {}
-        # Sorting is stable: while nothing is known of them, they go in the order of the draw.
+        # Sorting is stable: voters of whom nothing is known yet stay in the order of the draw.
         unheard = sorted(self._kindness, key=lambda voter: -self._kindness[voter])
         while not self._carries(known, self._worst):
             if not unheard or not self._carries(known, self._best):
@@ -227,7 +227,7 @@ class _Poll:
         return True
 
     def _carries(self, known: Mapping[WorkerId, object], others: object) -> bool:
-        """Whether the lie passes, if all whose ballot is not known send that of the others."""
+        """Whether the lie passes if every voter whose ballot is not known sends `others`."""
         sent = {**dict.fromkeys(self._kindness, others), **known, **self._liars}
         return self._vote.passes([(v, sent[v]) for v in self._vote.electorate.voters if v in sent])
 
@@ -259,7 +259,7 @@ class _Poll:
     def _hear_of_lies(
         self, known: dict[WorkerId, list[float]], place: int, voters: Sequence[WorkerId]
     ) -> None:
-        """Of this strength and the rest of its batch; what came before is decided already."""
+        """Ask about this strength and the rest of its batch; earlier ones are decided already."""
         if not voters:
             return
         scores, numbers = self._vote.scores.ask(voters)
@@ -271,7 +271,7 @@ class _Poll:
         )
 
     def _hear_of_honest(self, place: int, voters: Sequence[WorkerId]) -> None:
-        """At this strength's radius."""
+        """Ask about the honest updates at this strength's radius."""
         if not voters:
             return
         vote, radius = self._vote, self._line.radii[place]
@@ -287,12 +287,12 @@ class _Poll:
             self._honest.setdefault(radius, {})[voter] = marks
 
     def _ballot(self, *, honest: float, lie: float) -> list[ProposalId]:
-        """That of a voter for whom all honest updates do alike."""
+        """The ballot of a voter for whom all honest updates do equally well."""
         losses = {
             **dict.fromkeys(self._vote.honest, honest),
             **dict.fromkeys(self._vote.copies, lie),
         }
-        # A current model worse than all: a gate then stops nothing but what is not finite.
+        # The current model is worse than all of them, so a gate stops only what is not finite.
         return self._cast(Marks(losses, lambda: 2.0))
 
     def _cast(self, marks: Marks) -> list[ProposalId]:

@@ -47,7 +47,7 @@ from holdout.voting import draw_committee
 LOG = logging.getLogger("flwr")
 
 SEED_BITS = 53
-"""Of a seed that nobody chose: unguessable, and exact in any JSON reader."""
+"""The size of a seed that nobody chose: unguessable, and exact in any JSON reader."""
 
 EvaluateFunction = Callable[[int, ArrayRecord], MetricRecord | None]
 
@@ -139,7 +139,7 @@ class CheckedStrategy(FedAvg):
 
     @abstractmethod
     def _sizes(self, connected: int) -> DrawSizes:
-        """How many nodes propose and vote when so many are connected."""
+        """How many nodes propose and vote, given how many are connected."""
 
     @abstractmethod
     def _decide(self, open_round: OpenRound, admitted: AdmittedProposals) -> Verdict:
@@ -292,7 +292,7 @@ class CheckedStrategy(FedAvg):
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """Ask nodes to evaluate the model, as `FedAvg` does, but wait for them only so long."""
+        """Ask nodes to evaluate the model, as `FedAvg` does, but wait only a limited time."""
         self._evaluation = []
         if self.fraction_evaluate == 0.0:
             return []
@@ -341,7 +341,7 @@ class CheckedStrategy(FedAvg):
         return problems
 
     def _exact_fraction(self) -> Fraction:
-        """The assumed Byzantine share f; a ValueError if the argument is none."""
+        """The assumed Byzantine share f; a ValueError if the argument is not a share."""
         share = read_share(self.byzantine_fraction)
         if isinstance(share, int) or share >= Fraction(1, 2):
             raise ValueError("must be a share below 1/2")

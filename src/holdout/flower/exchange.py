@@ -35,7 +35,7 @@ PAUSE_PER_MESSAGE = 0.025
 LOST_CODE, UNREADABLE_CODE = -1, -2
 """Codes of the error replies that are made here; Flower's codes are not negative."""
 _UNAVAILABLE_CODES = (LOST_CODE, 3, 4, 5)
-"""With Flower's codes for a message, a reply or a node that is unavailable."""
+"""Ours, and Flower's codes for a message, a reply or a node that is unavailable."""
 _SUPERLINK_NODE = 1
 """The sender of the replies that the SuperLink writes in place of a node that is gone."""
 _DETAIL_MAX = 200
@@ -79,7 +79,7 @@ class Answers:
     """What came back from the nodes that were asked."""
 
     contents: dict[int, RecordDict] = field(default_factory=dict)
-    """By node, in the order in which they were asked."""
+    """The content of each reply that counts, by node, in the order in which they were asked."""
     faults: list[RejectedReply] = field(default_factory=list)
     silent: list[int] = field(default_factory=list)
     """Nodes that sent nothing, or that the SuperLink knows to be gone."""

@@ -58,7 +58,7 @@ class OpenRound:
     voters: list[int]
     """Node ids."""
     asked: list[Metadata]
-    """Of the messages to the proposers."""
+    """The metadata of the messages to the proposers."""
     previous_radius: float | None
     """The bound on the last round's updates, if there was one."""
     rule_state: Kept

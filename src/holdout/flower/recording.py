@@ -29,7 +29,7 @@ LOG = logging.getLogger("flwr")
 ACCURACY_ENDINGS = ("accuracy", "acc")
 NODES = "nodes.json"
 PREFIX = "holdout-"
-"""Of our numbers among the clients' metrics in Flower's `Result`."""
+"""What our numbers start with among the clients' metrics in Flower's `Result`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +37,7 @@ class Seconds:
     """How long each phase of a round took."""
 
     wait: float
-    """Until enough nodes were connected."""
+    """Waiting until enough nodes were connected."""
     propose: float
     vote: float
     decide: float
@@ -92,7 +92,7 @@ class RoundReport:
         return {**self.record.as_dict(), "left_out": self.left_out, "phase_seconds": seconds}
 
     def evaluated(self, metrics: MetricRecord | None) -> "RoundReport":
-        """The same with an evaluation's accuracy and loss, if its metrics tell them."""
+        """This report with an evaluation's accuracy and loss, if its metrics hold them."""
         if metrics is None:
             return self
         accuracy = find_metric([metrics], None, ACCURACY_ENDINGS)

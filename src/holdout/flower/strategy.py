@@ -50,7 +50,7 @@ class HoldOut(CheckedStrategy):
         vote_timeout: The same for a voter, and for federated evaluation.
         min_ballots: With fewer valid ballots the model is kept. By default two thirds of the voters
             drawn, rounded up.
-        seed: Decides every draw. By default a secret one, which the run folder tells.
+        seed: Decides every draw. By default a secret one, which the run folder records.
         rule: "holdout", or "holdout-paper" for the vote exactly as published.
         connect_timeout: Seconds to wait for enough nodes to be connected before giving up.
         run_folder: Where to write what `holdout report` draws; must be new or empty.
@@ -144,7 +144,7 @@ class HoldOut(CheckedStrategy):
         ids = list(admitted.valid)
         rows = torch.cat([open_round.weights[None], open_round.weights - admitted.stacked()])
         numbers, vote_types = self._roster.numbers, self._roster.vote_types
-        # An order for each voter: a place tells nothing about a proposer, nor to other voters.
+        # Each voter gets another order: a place says nothing about a proposer, to any voter.
         orders = {
             node: stream(self._seed, "order", open_round.number, numbers[node]).sample(
                 ids, len(ids)
@@ -232,7 +232,7 @@ class Robust(CheckedStrategy):
         byzantine_fraction: The share f of liars to withstand, below 1/2: 0.33, or exactly "1/3".
         propose_timeout: Seconds after which a node counts as silent.
         evaluate_timeout: The same for federated evaluation.
-        seed: Decides every draw. By default a secret one, which the run folder tells.
+        seed: Decides every draw. By default a secret one, which the run folder records.
         connect_timeout: Seconds to wait for enough nodes to be connected before giving up.
         run_folder: Where to write what `holdout report` draws; must be new or empty.
         name: What the report calls the run.

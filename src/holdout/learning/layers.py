@@ -37,7 +37,7 @@ class Affine:
     module: nn.Linear | nn.Conv2d
     start: int
     width: int
-    """How many numbers it puts out for one sample."""
+    """How many numbers it outputs for one sample."""
 
     @property
     def middle(self) -> int:

@@ -45,7 +45,7 @@ Head = Callable[[slice], Tensor]
 
 @dataclass(frozen=True, slots=True)
 class _Plan:
-    """A layered model, parted at the first layer that has weights."""
+    """A layered model, split at the first layer that has weights."""
 
     before: tuple[Step, ...]
     first: Affine
@@ -69,7 +69,7 @@ def takes_sparse(model: nn.Module, shape: tuple[int, ...]) -> bool:
 
 
 def sample_losses(model: nn.Module, candidates: Tensor, x: Samples, y: Tensor) -> Tensor:
-    """The cross-entropy of each candidate on each sample, (m, s); what is NaN counts as +inf."""
+    """The cross-entropy of each candidate on each sample, (m, s); NaN counts as +inf."""
     _check(model, candidates, x, y)
     losses = device.empty(len(candidates), len(x))
     plan = _plan(model, tuple(x.shape[1:]))
@@ -135,7 +135,7 @@ class Combinations:
         if isinstance(first.module, nn.Conv2d):
             # A combination multiplies every output channel of every direction.
             fan_in //= 2 * first.module.out_channels
-        # One direction more than candidates does not matter: the next time, all outputs are there.
+        # One direction more than candidates is fine: next time, all outputs are there already.
         kept, few = self._outputs is not None, len(self._base) <= candidates + 1
         return len(self._base) <= fan_in and (kept or few)
 
@@ -286,14 +286,14 @@ def _columns(h: Tensor, count: int) -> Tensor:
 
 
 def _cross_entropy_(logits: Tensor, y: Tensor) -> Tensor:
-    """Of logits (m, classes, n), which are overwritten; NaN where they leave the floats' range."""
+    """The losses of logits (m, classes, n), which are overwritten; NaN where they overflow."""
     top = logits.amax(1)
     target = logits.gather(1, y.expand(len(logits), 1, -1)).squeeze(1)
     return logits.sub_(top.unsqueeze(1)).exp_().sum(1).log_().add_(top.sub_(target))
 
 
 def _call(model: nn.Module, candidates: Tensor, x: Tensor, y: Tensor, losses: Tensor) -> None:
-    """The losses of a model of which nothing is known but that it can be called."""
+    """The losses of a model that can only be called as a whole."""
     for candidate, row in zip(candidates, losses, strict=True):
         parameters = vector.unflatten(model, candidate)
         for start in range(0, len(x), BLOCK_SAMPLES_GENERAL):

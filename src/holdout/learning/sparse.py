@@ -1,4 +1,4 @@
-"""Samples that are mostly background, such as scanned digits, kept as what stands out of it.
+"""Samples that are mostly background, such as scanned digits, stored as what stands out from it.
 
 Four fifths of an MNIST image is one value. With b for that value, a linear layer gives
 W x = W (x - b) + b W 1, where x - b is mostly zero and b W 1 is the same for every sample. So only
@@ -23,7 +23,7 @@ SHARE_MAX = 0.5
 """With more than this share of a sample standing out, the full product is about as fast."""
 
 TABLE_COLUMNS = 128
-"""Columns of a table that are used at once: so many, of 784 rows, stay in a core's own cache."""
+"""Columns of a table used at once: this many, with 784 rows, stay in a core's own cache."""
 
 _ROWS = 4096  # Looked at together, which bounds memory.
 _PROBE = 64  # Samples from which the background is guessed.

@@ -9,5 +9,5 @@ membership  keys, certificates, the genesis file, node.toml
 demo        workers on the bundled digits
 logs        the node's log
 
-A room knows those below it; `network` and `storage` do not know each other.
+Each knows only those below it; `network` and `storage` do not know each other.
 """

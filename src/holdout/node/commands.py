@@ -204,7 +204,7 @@ def _add_localnet(commands: Any) -> None:
         metavar="MS",
         help="how long a message takes at most (default: 300)",
     )
-    local.add_argument("--seconds-max", type=_positive, metavar="S", help="give up after so long")
+    local.add_argument("--seconds-max", type=_positive, metavar="S", help="give up after S seconds")
     local.add_argument(
         "--full",
         action="store_true",

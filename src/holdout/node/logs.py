@@ -19,7 +19,7 @@ class Log:
         self._level = LEVELS[level]
         self.file = file or sys.stderr
         self.round = 0
-        """The node's current round, which stands in every line."""
+        """The node's current round, which every line shows."""
 
     def debug(self, event: str, **fields: Any) -> None:
         """Log what helps to find a mistake."""

@@ -4,7 +4,7 @@ A rule sees the updates only, as the rows of an (n, d) tensor, and returns a (d,
 same dtype. It modifies nothing, draws nothing at random, and breaks every tie by the lowest index.
 
     mean, median, trimmed_mean, mean_around_median   per coordinate        (coordinatewise)
-    krum, krum_unsquared, multi_krum, bulyan         distances in pairs    (distance)
+    krum, krum_unsquared, multi_krum, bulyan         pairwise distances    (distance)
     geometric_median                                 sum of the distances  (geometric)
     nnm, clipping                                    updates to updates    (preaggregation)
 
@@ -14,7 +14,7 @@ same dtype. It modifies nothing, draws nothing at random, and breaks every tie b
 What liars send: while at most f rows hold NaN, ±Inf or huge finite values, every rule but `mean`
 returns a finite vector near the others. The order statistics read NaN as +Inf; to the distances a
 row that is not finite is infinitely far from every other; the geometric median leaves it out.
-With more than f such rows nothing is promised and the result may not be finite. `mean` hands every
+With more than f such rows nothing is promised and the result may not be finite. `mean` passes every
 NaN and Inf on.
 
 n and f that do not fit are an `InfeasibleError`; what no caller should send is a `MisuseError`.

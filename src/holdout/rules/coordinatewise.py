@@ -80,7 +80,7 @@ def mean_around_median(updates: Tensor, *, f: int) -> Tensor:
     """The mean of the n - f values nearest the median, per coordinate.
 
     This is what the HoldOut SGD paper calls the trimmed mean. Of two values equally far from the
-    median, the one of the lower row is nearer.
+    median, the one in the lower row counts as nearer.
 
     Args:
         updates: The updates, (n, d).
@@ -103,7 +103,7 @@ def mean_of_nearest(updates: Tensor, *, count: int) -> Tensor:
         rows = _ordered(block, spare, range(len(block)))
         centre = _middle(rows)
         tied = np.zeros(len(centre), dtype=np.bool_)
-        # The nearest values stand side by side in the order, so of two values `count` places apart
+        # The nearest values are side by side in the order, so of two values `count` places apart
         # exactly one is among them, or neither because a third one, `count` places on, is nearer.
         for i in range(count, len(rows)):
             low, high = rows[i % count], rows[i]
@@ -112,7 +112,7 @@ def mean_of_nearest(updates: Tensor, *, count: int) -> Tensor:
             rows[i % count] = np.where(below <= above, low, high)
         result = _mean_of(rows[:count])
         if tied.any():
-            # The order has forgotten the rows' indices, which decide here.
+            # Sorting has lost the rows' indices, which decide here.
             values = original[:, tied].astype(np.float64)
             ranking = np.argsort(np.abs(values - centre[tied]), axis=0, kind="stable")
             result[tied] = np.take_along_axis(values, ranking[:count], axis=0).mean(axis=0)
@@ -194,7 +194,7 @@ def _middle(rows: list[Array]) -> Array:
     n = len(rows)
     if n % 2 == 1:
         return rows[n // 2].copy()
-    # The sum of the halves, because the half of the sum may overflow.
+    # The sum of the halves: the sum itself might overflow before it is halved.
     half: Array = rows[n // 2 - 1] * 0.5
     half += rows[n // 2] * 0.5
     return half

@@ -38,13 +38,13 @@ _BLOCK = 1 << 15
 """Coordinates subtracted at a time."""
 
 _ROUGH_LEAST = 1 << 18
-"""Numbers in the updates below which there is no time to be saved by bounds."""
+"""With fewer numbers than this in the updates, bounds save no time."""
 
 _PROBE = 64
 """Coordinates looked at to guess which rows are central and which may be identical."""
 
 _DIFFERENCES = 1 << 20
-"""Numbers in the differences of these coordinates at once, which bounds memory."""
+"""Differences of these coordinates that are computed at once: bounds memory."""
 
 _CANCELLED = 1e-6
 """A squared distance below this share of the squared distance to the centre is computed again."""
@@ -80,8 +80,8 @@ def krum_choice(updates: Tensor, *, f: int) -> int:
 def krum_unsquared(updates: Tensor, *, f: int) -> Tensor:
     """Krum with the sum of the distances, not of their squares, as HoldOut's authors compute it.
 
-    Far updates count less. So an attacker gets larger lies through: of a few copies of one lie each
-    has the others at distance zero, and the honest neighbours that fill the rest up weigh little.
+    Far updates count less. So an attacker gets larger lies through: a few copies of a lie are at
+    distance zero from each other, and the honest neighbours that make up the rest weigh little.
 
     Args:
         updates: The updates, (n, d).
@@ -112,7 +112,7 @@ def multi_krum(updates: Tensor, *, f: int) -> Tensor:
         tensor([2.])
     """
     first, *others = multi_krum_choice(updates, f=f)
-    # By numpy and in blocks: torch's threads take twice as long to meet as the sums take.
+    # In numpy and in blocks: torch's threads take twice as long to synchronise as the sums take.
     values = device.to_numpy(updates)
     total = values[first].copy()
     with np.errstate(invalid="ignore", over="ignore"):
@@ -199,9 +199,9 @@ def _scores(distances: Matrix, *, neighbours: int) -> Matrix:
 
 
 def _rough_scores(updates: Tensor, *, neighbours: int) -> tuple[Matrix, Matrix] | None:
-    """Between what two bounds each Krum score lies, by products in float32; None: cannot be told.
+    """The lowest and highest that each Krum score can be, by float32 products; None if unknown.
 
-    That takes half the time of float64, and mostly the bounds already tell the best from the rest.
+    That takes half the time of float64, and usually the bounds already tell the best from the rest.
     They hold unless the numbers are made so that float32 rounds most products the same way; then
     the score of the update that is chosen may be some ten thousandths above the least.
     """
@@ -247,9 +247,10 @@ def centred_gram(
     half, width = -(-n // 2), _width(n, d)
 
     def work(starts: range) -> Matrix:
-        # All pairs are in one of two products: the first half with all rows, the second with
-        # itself. Each is of two different matrices, by a row more at either end: that of a matrix
-        # and its own transpose goes to another routine, which takes twice as long on these shapes.
+        # Every pair is in one of two products: the first half with all rows, the second with
+        # itself. Each multiplies two different matrices (in the second, one has an extra row at the
+        # end, the other at the start): a matrix times its own transpose would go to a routine that
+        # takes twice as long on these shapes.
         scratch = np.zeros((n + 1, width), dtype=products)
         upper, lower = np.zeros((half, n)), np.zeros((n - half + 1, n - half + 1))
         first, second = np.empty(upper.shape, products), np.empty(lower.shape, products)
@@ -314,7 +315,7 @@ def _squared_distance(left: Tensor, right: Tensor) -> float:
 
 
 def _first_twins(updates: Tensor) -> list[int]:
-    """For each row the index of the first row that is identical to it: mostly itself."""
+    """For each row the index of the first row that is identical to it: usually its own."""
     alike: dict[bytes, list[int]] = {}
     twins = []
     for index, row in enumerate(_probe(updates)):

@@ -1,6 +1,6 @@
 """Pre-aggregations: what is done to all updates before a rule sees them.
 
-Whatever liars send: a row that is not finite stays so, and the rule behind deals with it.
+A row that is not finite stays so: the rule behind the pre-aggregation deals with it.
 """
 
 import numpy as np
@@ -19,9 +19,9 @@ _BLOCK = 1 << 15
 
 
 def nnm(updates: Tensor, *, f: int) -> Tensor:
-    """Nearest-neighbour mixing: each row becomes the mean of its n - f nearest rows, itself one.
+    """Nearest-neighbour mixing: each row becomes the mean of the n - f rows nearest to it.
 
-    Allouah et al., 2023. Of rows equally near, the one of the lower index is nearer.
+    Allouah et al., 2023. A row is its own nearest; of rows equally near, the lower index is nearer.
 
     Args:
         updates: The updates, (n, d).

@@ -13,7 +13,7 @@ from torch import Tensor
 from holdout.rules.distance import Matrix, bulyan_indices, centred_gram
 from holdout.rules.rule import LieLine, Rehearse
 
-BLOCK = 1 << 13  # Coordinates judged at a time, in the cache; often some decide for all.
+BLOCK = 1 << 13  # Coordinates judged at a time, in the cache; often the first few blocks decide.
 
 
 def _distances(line: LieLine) -> Callable[[float], Matrix]:
@@ -36,7 +36,7 @@ def _distances(line: LieLine) -> Callable[[float], Matrix]:
 
 
 def by_distance(choose: Callable[[Matrix, int], Sequence[int]]) -> Rehearse:
-    """Rules that return or average the updates they choose."""
+    """The rehearsal of rules that return or average the updates they choose."""
 
     def prepare(line: LieLine) -> Callable[[float], bool]:
         distances = _distances(line)
@@ -46,7 +46,7 @@ def by_distance(choose: Callable[[Matrix, int], Sequence[int]]) -> Rehearse:
 
 
 def of_bulyan(line: LieLine) -> Callable[[float], bool]:
-    """Chosen by its Krums, which copies far away may be too, and then near the median of those."""
+    """Bulyan: its Krum runs must choose the lie, and it must be near the median of the chosen."""
     distances, honest = _distances(line), len(line.honest)
 
     def passes(strength: float) -> bool:
@@ -61,11 +61,11 @@ def of_bulyan(line: LieLine) -> Callable[[float], bool]:
 
 
 def by_place(places: Callable[[int, int], tuple[int, int]]) -> Rehearse:
-    """Rules that keep what stands in the places `first` to `last` of the sorted values.
+    """The rehearsal of rules that keep the sorted values from place `first` to place `last`.
 
-    The copies are equal, so they stand together behind the honest values that are smaller. One of
-    them is kept unless even the last stands before `first` or even the first behind `last`: two
-    honest order statistics decide. (Equal to one of them, its value is kept, whosever it is.)
+    The copies are equal, so they are side by side, after the honest values that are smaller. One of
+    them is kept unless even the last comes before `first` or even the first after `last`: two
+    honest order statistics decide. (If it equals one of them, that value is kept, whoever sent it.)
     """
 
     def prepare(line: LieLine) -> Callable[[float], bool]:
@@ -118,7 +118,7 @@ def _is_near_median(ordered: Tensor, lie: Tensor, copies: int, nearest: int) -> 
 
 
 def _at_place(ordered: Tensor, lie: Tensor, copies: int, place: int) -> Tensor:
-    """What stands in a place when the copies are sorted in among the honest values."""
+    """The value in a place once the copies are sorted in among the honest values."""
     value = lie
     if place >= copies:
         value = torch.maximum(value, ordered[place - copies])

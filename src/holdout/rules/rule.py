@@ -1,10 +1,10 @@
-"""What a rule is: a function from updates to one, and all that others need to know about it.
+"""What a rule is: a function from many updates to one, and what others need to know about it.
 
 A rule is a plain function `rule(updates, *, f)`. One that draws at random, looks at the model or
-remembers something takes a `context` besides; the functions of this package need none. A `Rule`
-puts beside the function what the rest of the project asks: what people call it, which updates it
-names, how an attacker rehearses it, how many updates it needs. A pre-aggregation changes the
-updates before the rule sees them, and `compose` puts one in front of any rule.
+remembers something also takes a `context`; the functions of this package need none. A `Rule` puts
+beside the function what the rest of the project asks: what people call it, which updates it names,
+how an attacker rehearses it, how many updates it needs. A pre-aggregation changes the updates
+before the rule sees them, and `compose` puts one in front of any rule.
 """
 
 from collections.abc import Callable, Sequence
@@ -33,7 +33,7 @@ Choose = Callable[[Tensor, int], Sequence[int]]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LieLine:
-    """What an attacker tries: `copies` times base + s * direction among the honest updates."""
+    """What an attacker tries: `copies` copies of base + s * direction beside the honest updates."""
 
     honest: Tensor
     base: Tensor
@@ -43,7 +43,7 @@ class LieLine:
 
     @property
     def count(self) -> int:
-        """All updates, n."""
+        """The number of all updates, n."""
         return len(self.honest) + self.copies
 
     def at(self, strength: float) -> Tensor:
@@ -70,7 +70,7 @@ class Needs:
     """How many updates a rule needs to withstand f liars."""
 
     bound: str
-    """As people write it."""
+    """The condition as people write it."""
     least: Callable[[int], int]
     """f -> the smallest n."""
 
@@ -183,17 +183,17 @@ class Rule:
 
     @property
     def names_proposals(self) -> bool:
-        """Whether what it chooses are proposals as they were sent."""
+        """Whether the updates it chooses are proposals as they were sent."""
         return self.choose is not NAMES_NOBODY and all(pre.keeps_rows for pre in self.pre)
 
     def is_feasible(self, *, n: int, f: int) -> bool:
-        """Whether so many updates are enough for the rule and for what stands in front of it."""
+        """Whether n updates are enough for the rule and for the pre-aggregations in front of it."""
         needs = [self.needs, *(part.needs for part in self.pre)]
         return all(n >= need.least(f) for need in needs)
 
 
 def custom_rule(function: RuleFunction, label: str) -> Rule:
-    """A user's function as a `Rule`: it tells nothing of itself, so nothing is known of it."""
+    """A user's function as a `Rule` about which nothing else is known."""
     if isinstance(function, Rule):
         return function
     return Rule(function, label, NAMES_NOBODY, LEAVES_NOBODY_OUT, ANY_NUMBER)
@@ -209,7 +209,7 @@ def call(function: Callable[..., Tensor], updates: Tensor, *, f: int, context: A
 def put_in_front(pre: PreAggregation, rule: Rule) -> Rule:
     """The rule behind one more pre-aggregation.
 
-    An attacker rehearses it by running it. What takes a context cannot be run before its round.
+    An attacker rehearses it by running it, unless a part takes a context: there is none to give.
     """
     behind = replace(rule, label=f"{pre.label} + {rule.label}", pre=(pre, *rule.pre))
     functions = [rule.function, *(part.function for part in behind.pre)]
@@ -219,7 +219,7 @@ def put_in_front(pre: PreAggregation, rule: Rule) -> Rule:
 
 
 def _rehearse_by_running(rule: Rule, line: LieLine) -> Callable[[float], bool]:
-    """A lie passes while a stronger one still moves the result; to be asked in rising order."""
+    """A lie passes while a stronger one still moves the result; ask in order of strength."""
     direction = line.direction.double()
     length = float(direction @ direction)
     tried: list[tuple[float, float]] = []
@@ -236,11 +236,11 @@ def _rehearse_by_running(rule: Rule, line: LieLine) -> Callable[[float], bool]:
 
 
 STILL_MOVES = 1e-4
-"""A result that follows a lie by less than this share of its way does not follow it."""
+"""A result that moves less than this share of how far the lie moves does not follow it."""
 
 
 def admit(rule: str, updates: Tensor, *, f: int, needs: Needs) -> Tensor:
-    """The updates without their gradients, once they are known to suit the rule."""
+    """The updates, detached from autograd, once they are known to suit the rule."""
     if updates.ndim != 2 or updates.shape[1] == 0:  # noqa: PLR2004 - rows and columns.
         shape = tuple(updates.shape)
         raise MisuseError(f"{rule} needs updates of shape (n, d) with d >= 1; got {shape}")

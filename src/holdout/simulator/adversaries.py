@@ -120,7 +120,7 @@ class Liar:
         return self.sign(Kind.UPDATE, part, old.envelope.proof)
 
     def turned(self, message: Message | None) -> bytes | None:
-        """This update with its gradient turned around; None if it is no update."""
+        """This update with its gradient turned around; None if it is not an update."""
         payload = self.node.memory.get(message.payload) if isinstance(message, Update) else None
         if payload is None or not isinstance(message, Update):
             return None
@@ -235,7 +235,7 @@ class Replayer(Liar):
 
 
 class Flooder(Liar):
-    """Z20: votes for far periods, huge bundles, bytes that are no message, many requests."""
+    """Z20: votes for far periods, huge bundles, bytes that hold no message, many requests."""
 
     budget = FLOOD
 

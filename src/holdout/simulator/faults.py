@@ -29,7 +29,7 @@ from holdout.simulator.network import (
 PARTS = 1 << 20
 """Probabilities are drawn in steps of one in this many."""
 FEW = 2
-"""So few kinds of faults are always switched on."""
+"""If no more than this many kinds of faults are allowed, all of them are switched on."""
 
 
 class FaultKind(StrEnum):
@@ -43,7 +43,7 @@ class FaultKind(StrEnum):
     """One-way cuts: a hears b, but b does not hear a."""
     PARTITIONS = "partitions"
     CRASHES = "crashes"
-    """At a write or at any time; the worker restarts with its disk."""
+    """A crash, at a write or at any time; the worker restarts with its disk."""
     DISK_LOSS = "disk-loss"
     """A crash, and a restart without the disk."""
     DEATH = "death"
@@ -196,7 +196,7 @@ def draw_plan(
     # With one or two kinds allowed, leaving them to chance would waste most runs.
     if len(allowed) <= FEW:
         on = {fault: fault in allowed for fault in FaultKind}
-    # Liars are the point of it all: if allowed they are there, mostly as many as there may be.
+    # Liars are the point of it all: if allowed they are there, usually as many as there may be.
     liar_count = byzantine if words.below(4) else words.below(byzantine + 1)
     gst = words.below(12 * SECOND) + SECOND
     order = words.sample(range(n), n)

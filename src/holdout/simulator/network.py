@@ -28,7 +28,7 @@ BYTES_PER_MICROSECOND = 12
 """About 100 Mbit/s, for blobs; small messages take no transfer time."""
 
 Label: TypeAlias = tuple[int, int]
-"""By which a cut picks messages: (kind of message, step), step 0 where there is none."""
+"""What a cut picks messages by: (kind of message, step), with step 0 where there is none."""
 
 
 class Agenda:

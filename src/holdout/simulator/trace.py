@@ -56,7 +56,7 @@ from holdout.errors import InvalidMessage
 from holdout.ids import Digest
 
 DIGITS = 6
-"""So many digits of a digest tell two apart in a trace."""
+"""How many digits of a digest a trace shows: enough to tell two apart."""
 LEGEND = (
     "seconds, worker, what happens to it; below: what it does about it",
     "<- received from, -> sent to; rN pM: round N, period M; six digits name a block or a blob",

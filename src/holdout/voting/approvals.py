@@ -143,7 +143,7 @@ def admit_approvals(
 def _read(
     names: object, *, proposals: AbstractSet[ProposalId], approve_count: int, full: bool
 ) -> Approvals | BallotFault:
-    # The type is compared exactly: True is an int too, but no proposal's name.
+    # The type is compared exactly: True is an int too, but not the id of a proposal.
     if not isinstance(names, list | tuple):
         return BallotFault.MALFORMED
     if len(names) > approve_count:

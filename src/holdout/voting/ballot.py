@@ -3,7 +3,7 @@
 Ballots come from liars too. Whatever a voter sends is either a valid ballot or void for a stated,
 counted reason; nothing raises.
 
-A ballot has a kind: what its sender tells. Today there is one. A second kind is a class here, a
+A ballot has a kind: what it says. Today there is one. A second kind is a class here, a
 module beside `approvals` that reads and counts it, and a case in `Terms`; then what an honest
 worker answers (`Worker.vote`), and one place each in `federation.electorate`, in
 `flower.vote_messages` and in the node's learner process, where ballots are made and read.

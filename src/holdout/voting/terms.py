@@ -109,7 +109,7 @@ class Terms:
                 )
 
     def quorum(self, *, drawn: int, valid: int) -> int:
-        """Approvals needed, when so many voters were drawn and so many ballots are valid."""
+        """The approvals needed, given how many voters were drawn and how many ballots are valid."""
         match self.quorum_kind:
             case Quorum.MAJORITY:
                 return drawn // 2 + 1
@@ -117,14 +117,14 @@ class Terms:
                 return max(1, math.ceil((1 - self.f) * valid))
 
     def select(self, ballots: Mapping[WorkerId, Ballot], *, drawn: int) -> Selection:
-        """The union-consensus of the valid ballots, when so many voters were drawn."""
+        """The union-consensus of the valid ballots, given how many voters were drawn."""
         match self.kind:
             case BallotKind.APPROVALS:
                 return tally(ballots, quorum=self.quorum(drawn=drawn, valid=len(ballots)))
 
 
 RATE = 1.5
-"""Part of the protocol without a server too: every member computes the same radius."""
+"""How far the radius may move in a round; without a server, every member computes the same."""
 
 
 def bound_radius(norms: Sequence[float], *, previous: float | None) -> float | None:
@@ -165,9 +165,9 @@ class VoteRule:
     terms: Callable[[Fraction], Terms]
     """f -> the terms of the vote."""
     prominence: int = 2
-    """What a reader looks for first: 0, then 1; the others are rules among others."""
+    """0 for what a reader looks for first, then 1; 2 for all the others."""
     is_fixed: bool = False
-    """Whether settings of a config leave its terms as they are."""
+    """Whether its terms are the same whatever the config's `[vote]` says."""
     has_server: bool = False
     """Only in mode `decentralized`: the same vote with a truthful server, for comparison."""
 

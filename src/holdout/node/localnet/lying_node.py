@@ -228,7 +228,7 @@ class ChosenLies:
 
 
 def read_lies(text: str) -> list[str]:
-    """The names in a list with commas."""
+    """The names in a comma-separated list."""
     names = [name for name in text.split(",") if name]
     unknown = [name for name in names if name not in LIES]
     if unknown:

@@ -315,7 +315,7 @@ class Network:
 
 
 def sorted_keys(value: Any) -> Any:
-    """The same with the keys of all tables sorted, so that equal content has equal bytes."""
+    """The value with the keys of all tables sorted, so that equal content has equal bytes."""
     if isinstance(value, dict):
         return {key: sorted_keys(value[key]) for key in sorted(value)}
     return [sorted_keys(item) for item in value] if isinstance(value, list) else value

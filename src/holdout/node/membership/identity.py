@@ -27,7 +27,7 @@ from holdout.errors import UserError
 from holdout.results import write_atomic
 
 NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,30}[a-z0-9])?")
-"""What a member's name looks like; it stands in certificates."""
+"""What a member's name looks like; certificates hold it."""
 
 DATED_BACK = timedelta(days=1)
 VALID_FOR = timedelta(days=825)

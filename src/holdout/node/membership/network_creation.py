@@ -125,7 +125,7 @@ def _shape(text: str) -> tuple[int, ...]:
     except ValueError:
         shape = ()
     if not shape or min(shape) < 1:
-        raise UserError(f"a shape is whole numbers from 1 on, with commas; got {text!r}")
+        raise UserError(f"a shape is comma-separated whole numbers, each at least 1; got {text!r}")
     return shape
 
 

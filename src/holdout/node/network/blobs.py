@@ -24,7 +24,7 @@ from holdout.node.network.zenoh_config import CHUNK_BYTES
 from holdout.seeds import Stream
 
 BYTES_PER_SECOND_MIN = 1 << 20
-"""A slower holder is given up."""
+"""A holder that is slower than this is given up."""
 FETCHES_MAX = 16
 """How many gradients are fetched at the same time."""
 

@@ -29,7 +29,7 @@ from holdout.seeds import Stream
 HAVE, PULL, HEARTBEAT, GOODBYE = 0x80, 0x81, 0x82, 0x83
 """First bytes of the messages of gossip itself; those of the agreement are smaller."""
 NAME_BYTES = 8
-"""How much of a message's hash stands in lists: a collision costs one pull."""
+"""How much of a message's hash lists hold: a collision costs one pull."""
 _TAGS = {HEARTBEAT: "heartbeat", GOODBYE: "goodbye"}
 _ENTRY_BYTES = 4 + NAME_BYTES
 _LIST_BYTES = 1 + (4 + DIGEST_BYTES) + 8 + 4

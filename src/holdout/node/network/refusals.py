@@ -47,7 +47,7 @@ SAY_SECONDS = 60.0
 LOOK_SECONDS = 1.0
 """How often to look for new connections while messages are refused."""
 SOMEBODY = "somebody"
-"""Whose message it was if the connection is gone, or two look alike."""
+"""The sender that is named if the connection is gone, or two look alike."""
 UNSETTLED_MAX = 1_000
 """How many unknown connections are remembered; messages on others are somebody's at once."""
 

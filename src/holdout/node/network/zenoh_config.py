@@ -23,7 +23,7 @@ class Peer:
 
     index: int
     name: str
-    """As in its certificate."""
+    """The member's name, as in its certificate."""
     address: str
     """HOST:PORT."""
 

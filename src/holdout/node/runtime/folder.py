@@ -69,7 +69,7 @@ def join(folder: Path, network_folder: Path) -> Network:
             # A second store would pass for a first start, and the node would forget its votes.
             raise UserError(
                 f"{folder} has joined {again} before; a store is made once. If it is lost, start"
-                " the node all the same: it watches until it is safe to vote"
+                " the node anyway: it watches until it is safe to vote"
             )
         Store.create(folder / FOLDER, network.genesis, model)
         write_atomic(folder / KEYS / CERTIFICATE, certificate)

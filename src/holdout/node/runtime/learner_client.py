@@ -20,7 +20,7 @@ from holdout.node.logs import Log
 
 START_SECONDS_MAX = 300.0
 RESTART_SECONDS = (1.0, 60.0)
-"""How long to wait before a failed learner is started again: from, doubling each time, up to."""
+"""How long to wait before a failed learner is started again: at first, then doubled, at most."""
 END_SECONDS_MAX = 5.0
 """How long to wait for the end of a killed learner's output."""
 LINE_BYTES_MAX = 4_000

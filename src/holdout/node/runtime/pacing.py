@@ -55,7 +55,7 @@ class _Moments:
     """When things happened in one round, in microseconds after it began."""
 
     began: int
-    """On the clock of `now`."""
+    """When the round began, on the clock of `now`."""
     proposed: dict[int, int] = field(default_factory=dict)
     """When each proposer's gradient was in hand."""
     voted: dict[int, int] = field(default_factory=dict)
