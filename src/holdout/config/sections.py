@@ -77,8 +77,8 @@ class ExperimentSection(Section):
         "holdout-paper",
         "holdout",
     ]
-    """What is compared: `holdout`, `holdout-paper`, or a name of `holdout.rules.RULES`, which may stand
-    after pre-aggregations as in "nnm+krum"."""
+    """What is compared: `holdout`, `holdout-paper`, or a name of `holdout.rules.RULES`, which may
+    stand after pre-aggregations as in "nnm+krum"."""
     rounds: Count = 100
     """How many rounds each curve has; the paper's T."""
     seeds: Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1)] = [0]
