@@ -212,7 +212,8 @@ def _aggregate(
         raise PluginError(
             f"{name} must return floats of shape {tuple(wanted)}; got {describe(update)}"
         )
-    return replace(decision, update=update.detach().float()), kept
+    # A copy: a custom rule may go on to change what it returned.
+    return replace(decision, update=update.detach().float().clone()), kept
 
 
 def _step(setup: RoundSetup, decision: Decision) -> State:
