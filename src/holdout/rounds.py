@@ -270,9 +270,7 @@ def record_round(
             if decision.selection is None
             else len(lies.intersection(decision.selection)),
         }
-    ballots = [
-        list(decision.ballots[v].approved) if v in decision.ballots else None for v in voters
-    ]
+    ballots = [list(decision.ballots[v].message) if v in decision.ballots else None for v in voters]
     return RoundRecord(
         rule=rule,
         attack=attack,

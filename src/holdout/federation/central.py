@@ -173,10 +173,10 @@ def custom_voters(setup: RoundSetup) -> dict[WorkerId, Worker]:
 
 def ask_to_vote(
     setup: RoundSetup, worker: Worker, terms: Terms, proposals: Mapping[ProposalId, Tensor]
-) -> list[ProposalId] | None:
-    """What a custom worker approves; None if it crashes."""
+) -> object:
+    """What a custom worker sends as its ballot; None if it crashes."""
 
-    def ask() -> list[ProposalId]:
+    def ask() -> object:
         ballot = worker.vote(
             setup.state.weights.clone(),
             {proposal: update.clone() for proposal, update in proposals.items()},
@@ -184,10 +184,9 @@ def ask_to_vote(
             learning_rate=setup.learning_rate,
             terms=terms,
         )
-        return list(ballot.approved)
+        return ballot.message
 
-    answer: list[ProposalId] | None = attempt(ask)
-    return answer
+    return attempt(ask)
 
 
 def _aggregate(
