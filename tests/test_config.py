@@ -4,13 +4,16 @@ import math
 import tomllib
 from fractions import Fraction
 from pathlib import Path
+from typing import get_args
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from holdout.config import Config, apply_settings, parse, read_file
+from holdout.data.partitions import KINDS
 from holdout.errors import ConfigError
+from holdout.voting import Gate, Quorum
 
 DEFAULTS = """
 [experiment]
@@ -461,3 +464,12 @@ def test_a_setting_that_is_none_is_reported_with_the_configs_other_mistakes():
     assert "--set rounds" in said
     assert "experiment.rounds = 0" in said
     assert "vote.samples = -1" in said
+
+
+@pytest.mark.parametrize(
+    ("section", "key", "names"),
+    [("vote", "gate", Gate), ("vote", "quorum", Quorum), ("data", "partition", KINDS)],
+)
+def test_a_config_may_name_all_that_there_is(section, key, names):
+    inside = Config.model_fields[section].annotation
+    assert get_args(inside.model_fields[key].annotation) == tuple(names)

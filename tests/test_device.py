@@ -1,5 +1,7 @@
 """The one place that decides where tensors are."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
@@ -43,6 +45,14 @@ def test_noise_is_decided_by_its_seed():
 def test_numbers_go_to_numpy_and_back_without_a_change():
     numbers = torch.arange(6.0, requires_grad=True).reshape(2, 3)
     assert torch.equal(device.from_numpy(device.to_numpy(numbers)), numbers.detach())
+
+
+def test_a_device_without_a_number_is_any_of_its_kind(monkeypatch):
+    monkeypatch.setattr(device, "DEVICE", torch.device("cuda"))
+    assert device.is_here(SimpleNamespace(device=torch.device("cuda:0")))
+    assert not device.is_here(SimpleNamespace(device=torch.device("cpu")))
+    monkeypatch.setattr(device, "DEVICE", torch.device("cuda:1"))
+    assert not device.is_here(SimpleNamespace(device=torch.device("cuda:0")))
 
 
 def test_a_proposal_that_lies_elsewhere_is_no_proposal(monkeypatch):

@@ -9,9 +9,9 @@ import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import torch
 from torch import Tensor
 
+from holdout import device
 from holdout.errors import HoldoutError, PluginError
 
 Kept = dict[str, Tensor]
@@ -42,11 +42,13 @@ def checked_copy(owner: str, kept: object) -> Kept:
                 f"{owner}: its state must hold tensors by name, so that it can be saved; got "
                 f"{name!r}: {type(tensor).__name__}"
             )
-        if tensor.layout is not torch.strided or tensor.dtype is torch.bfloat16:
+        try:
+            device.to_numpy(tensor)
+        except (TypeError, RuntimeError) as error:
             raise PluginError(
                 f"{owner}: its state must hold plain tensors that numpy can save; "
-                f"got {name!r}: {tensor.dtype}, {tensor.layout}"
-            )
+                f"got {name!r}: {tensor.dtype}, {tensor.layout}, {tensor.device}"
+            ) from error
         copy[name] = tensor.detach().clone()
     return copy
 

@@ -18,7 +18,9 @@ DEVICE = torch.device("cpu")
 
 def is_here(tensor: Tensor) -> bool:
     """Whether a tensor from outside is on our device."""
-    return tensor.device == DEVICE
+    there = tensor.device
+    # Tensors made on "cuda" say that they are on "cuda:0".
+    return there.type == DEVICE.type and DEVICE.index in (None, there.index)
 
 
 def from_numpy(array: npt.NDArray[Any], *, like: Tensor | None = None) -> Tensor:

@@ -23,7 +23,6 @@ from holdout import device
 from holdout.errors import InfeasibleError
 from holdout.ids import ProposalId, WorkerId
 from holdout.rules import Rule, RuleContext, mean
-from holdout.rules.rule import call
 from holdout.voting import Ballot, BallotFault, Committee, Selection, Terms, bound_radius
 
 
@@ -178,7 +177,7 @@ def apply_rule(
     try:
         updates = rule.prepare(admitted.stacked(), f=f, context=context)
         if rule.choose is None:
-            return Decision(Outcome.STEP, call(rule.function, updates, f=f, context=context))
+            return Decision(Outcome.STEP, rule.finish(updates, f=f, context=context))
         chosen = list(rule.choose(updates, f))
     except InfeasibleError:
         return Decision(Outcome.INFEASIBLE)
@@ -271,9 +270,7 @@ def record_round(
             if decision.selection is None
             else len(lies.intersection(decision.selection)),
         }
-    ballots = [
-        list(decision.ballots[v].approved) if v in decision.ballots else None for v in voters
-    ]
+    ballots = [list(decision.ballots[v].message) if v in decision.ballots else None for v in voters]
     return RoundRecord(
         rule=rule,
         attack=attack,

@@ -23,7 +23,7 @@ from holdout.holdout_scores import HoldoutScores
 from holdout.ids import ProposalId, RoundNumber, WorkerId
 from holdout.learning.training import gradients, local_update
 from holdout.seeds import stream
-from holdout.voting import Approvals, Ballot, Terms
+from holdout.voting import Ballot, Terms
 
 
 class Worker(Protocol):
@@ -129,7 +129,7 @@ class HonestWorker:
     ) -> Ballot:
         """Algorithm 2's getVotes."""
         if not proposals:
-            return Approvals(())
+            return terms.cast({}, current_loss=math.inf)
         scores = HoldoutScores(
             [self],
             weights,

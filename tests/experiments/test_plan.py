@@ -23,6 +23,10 @@ text = "not callable"
 def rule(updates, *, f):
     return updates.mean(dim=0)
 
+def pre(updates, *, f, context):
+    context.state["last"] = updates[0]
+    return updates
+
 def attack(view, strength=2.0, gamma="adaptive"):
     return -strength * view.mean
 
@@ -404,3 +408,24 @@ def test_own_ballots_that_cannot_be_called_are_a_mistake(data):
     assert problem == (
         "attack.voters = 'own_plan_code:Useless': an attack must be callable with a View"
     )
+
+
+@pytest.mark.usefixtures("own_code")
+def test_an_own_pre_aggregation_is_not_run_to_find_out_whether_the_rule_is_feasible(data):
+    values = tiny.values(data, experiment={"rules": ["own_plan_code:pre+nnm+median"]})
+    curve = make_plan(values).curves[1][0]
+    assert [pre.label for pre in curve.method.pre] == ["pre", "NNM"]
+    few = {"workers": 10, "proposers": 2, "assumed_byzantine": 0.4}
+    values = tiny.values(data, experiment={"rules": ["own_plan_code:pre+krum"]}, federation=few)
+    (found,) = problems(values)
+    assert found.startswith("experiment.rules = 'own_plan_code:pre+krum': infeasible with")
+
+
+def test_a_vote_behind_a_pre_aggregation_is_told_what_may_stand_there(data):
+    (found,) = problems(tiny.values(data, experiment={"rules": ["nnm+holdout"]}))
+    assert found == (
+        "experiment.rules = 'nnm+holdout': 'holdout' is a vote, and only a rule can stand behind a "
+        "pre-aggregation"
+    )
+    (found,) = problems(tiny.values(data, experiment={"rules": ["nnm+kum"]}))
+    assert "holdout" not in found

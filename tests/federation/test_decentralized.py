@@ -404,6 +404,24 @@ def test_an_own_worker_is_asked_as_in_the_central_simulation(network):
     assert [r.agreement.model for r in plain[:1]] == [r.agreement.model for r in wrapped[:1]]
 
 
+class Remembering(Wrapped):
+    """Cannot be asked without a state."""
+
+    def propose(self, weights, *, state, **given):
+        state["seen"] = weights
+        return self.inside.propose(weights, **given)
+
+
+def test_own_workers_that_keep_a_state_report_their_norms_too(network):
+    plain, curve = network()
+    remembering, _ = network(plugins={"worker": Remembering})
+    first, other = (
+        decentralized.network_of(federation, curve.rule).params.radius_first
+        for federation in (plain, remembering)
+    )
+    assert first == other > 0
+
+
 # -------------------------------------------------------------------------- experiments, resuming
 
 

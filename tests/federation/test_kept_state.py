@@ -179,6 +179,22 @@ def test_changing_what_was_kept_behind_our_back_changes_nothing(scene, play):
     assert state.rule_state["x"].tolist() == [3.0]
 
 
+def test_what_a_rule_does_with_its_result_later_leaves_the_server_s_momentum_alone(scene, play):
+    buffer = []
+
+    def in_place(updates, *, f):
+        del f
+        if buffer:
+            return buffer[0].copy_(updates.mean(dim=0))
+        buffer.append(updates.mean(dim=0))
+        return buffer[0]
+
+    changed = {**HONEST, "training": {"batch_size": 10, "momentum": 0.9}}
+    _, state = play(*scene("mine", plugins={"rules": {"mine": in_place}}, **changed), 3)
+    _, mean = play(*scene("mean", **changed), 3)
+    assert torch.allclose(state.weights, mean.weights, atol=1e-6)
+
+
 @pytest.mark.parametrize(
     ("kept", "message"),
     [
@@ -186,6 +202,8 @@ def test_changing_what_was_kept_behind_our_back_changes_nothing(scene, play):
         ({5: torch.ones(1)}, "rule 'mine': its state must hold tensors by name.*5: Tensor"),
         ({"x": torch.ones(2).to_sparse()}, "plain tensors that numpy can save"),
         ({"x": torch.ones(2, dtype=torch.bfloat16)}, "plain tensors that numpy can save"),
+        ({"x": torch.ones(2).to(torch.float8_e5m2)}, "plain tensors that numpy can save"),
+        ({"x": torch.ones(2, device="meta")}, "plain tensors that numpy can save"),
     ],
 )
 def test_a_state_that_cannot_be_saved_is_refused(kept, message, scene, play):

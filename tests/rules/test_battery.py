@@ -9,7 +9,7 @@ import torch
 
 from holdout import rules
 from holdout.errors import InfeasibleError, MisuseError
-from holdout.rules import RULES, mean
+from holdout.rules import PRE_AGGREGATIONS, RULES, mean
 
 
 @dataclass(frozen=True)
@@ -63,8 +63,8 @@ def test_the_table_lists_every_rule():
 
 
 def test_a_rule_is_named_like_its_function():
-    for name, rule in RULES.items():
-        assert rule.function is getattr(rules, name.replace("-", "_"))
+    for name, entry in {**RULES, **PRE_AGGREGATIONS}.items():
+        assert entry.function is getattr(rules, name.replace("-", "_"))
 
 
 @every_rule

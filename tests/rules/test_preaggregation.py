@@ -10,9 +10,19 @@ from hypothesis import strategies as st
 
 from holdout.attacks import DeployedRule
 from holdout.attacks.search import inflate, strengths
-from holdout.errors import InfeasibleError, MisuseError, UserError
-from holdout.rules import PRE_AGGREGATIONS, RULES, clipping, compose, find_rule, nnm
+from holdout.errors import InfeasibleError, MisuseError, PluginError, UserError
+from holdout.rounds import AdmittedProposals, apply_rule
+from holdout.rules import (
+    PRE_AGGREGATIONS,
+    RULES,
+    RuleContext,
+    clipping,
+    compose,
+    find_rule,
+    nnm,
+)
 from holdout.rules.preaggregation import CLIPPING_RADIUS
+from holdout.seeds import stream
 
 every_rule = pytest.mark.parametrize("rule", RULES)
 every_pre = pytest.mark.parametrize("pre", PRE_AGGREGATIONS)
@@ -209,3 +219,61 @@ def test_mixing_stops_an_attacker_whom_the_mean_alone_would_not():
     assert inflate(DeployedRule(RULES["mean"], honest, 3, 3), base, step, maximum=30.0) == 30.0
     mixed = DeployedRule(find_rule("nnm+mean"), honest, 3, 3)
     assert inflate(mixed, base, step, maximum=30.0) < 30.0
+
+
+def bulyan_of_mine(updates, *, f):
+    """A custom rule: nobody knows beforehand how many updates it needs."""
+    return RULES["bulyan"].function(updates, f=f)
+
+
+def test_an_attacker_who_finds_a_composed_rule_infeasible_passes_nothing():
+    honest = random_updates(5, 4)
+    deployed = DeployedRule(compose("nnm", bulyan_of_mine), honest, 2, 2)
+    assert not any(deployed.selects(honest[0], honest[1], [0.0, 0.1]))
+
+
+def test_a_composed_rule_that_raises_while_it_is_rehearsed_is_named():
+    def broken(updates, *, f):
+        raise ValueError(len(updates), f)
+
+    honest = random_updates(5, 4)
+    deployed = DeployedRule(compose("nnm", broken), honest, 2, 2)
+    with pytest.raises(PluginError, match=r"rule 'NNM \+ broken' raised ValueError: \(7, 2\)"):
+        list(deployed.selects(honest[0], honest[1], [0.0]))
+
+
+@pytest.mark.parametrize("rule", ["median", "krum"])
+def test_a_strength_that_is_asked_alone_is_judged_as_on_the_way_up(rule):
+    honest = random_updates(13, 40, seed=3) + 0.3
+    base, step = honest.mean(dim=0), honest.std(dim=0, correction=0)
+    deployed = DeployedRule(find_rule(f"nnm+{rule}"), honest, 3, 3)
+    gamma = inflate(deployed, base, step, maximum=30.0)
+    assert list(deployed.selects(base, step, [gamma])) == [True]
+    assert list(deployed.selects(base, step, [30.0])) == [False]
+    assert list(deployed.selects(base, step, [30.0, 0.0])) == [False, True]
+
+
+def test_parts_of_a_composed_rule_keep_states_of_their_own():
+    def count(updates, *, f, context):
+        del f
+        context.state["rounds"] = context.state.get("rounds", torch.zeros(1)) + 1
+        return updates + context.state["rounds"]
+
+    def last(updates, *, f, context):
+        return count(updates, f=f, context=context)[0]
+
+    rule = compose(count, compose(count, last))
+    context = RuleContext(1, torch.zeros(1), 0.1, stream(0))
+    updates = torch.zeros(2, 1)
+    assert rule(updates, f=0, context=context).tolist() == [3.0]
+    assert rule(updates, f=0, context=context).tolist() == [6.0]
+    admitted = AdmittedProposals({0: updates[0], 1: updates[1]}, {})
+    assert apply_rule(admitted, rule, f=0, context=context).update.tolist() == [9.0]
+    assert len(context.state) == 3
+
+
+def test_a_composed_name_composes_further():
+    updates = random_updates()
+    named = compose("clipping", "nnm+median")
+    assert named.label == "clipping + NNM + median"
+    assert torch.equal(named(updates, f=3), find_rule("clipping+nnm+median")(updates, f=3))

@@ -1,12 +1,15 @@
 """The vote's laws, as properties: whatever voters send, and however it arrives."""
 
+import ast
 import math
 from fractions import Fraction
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import holdout
 from holdout.errors import InfeasibleError
 from holdout.voting import (
     Ballot,
@@ -21,6 +24,8 @@ from holdout.voting import (
     rank,
     tally,
 )
+
+SOURCE = Path(holdout.__file__).parent
 
 ballots = st.dictionaries(
     st.integers(0, 9), st.lists(st.integers(0, 7), unique=True).map(tuple).map(Ballot), max_size=10
@@ -195,3 +200,22 @@ def test_a_gate_that_does_not_need_the_current_loss_does_not_look_at_it(gate, fo
         for now in (one, two)
     ]
     assert gate.needs_current_loss or ballots[0] == ballots[1]
+
+
+KNOW_THE_KIND = {
+    *("voting/approvals.py", "voting/ballot.py", "voting/terms.py"),
+    *("flower/vote_messages.py", "node/runtime/learner_process.py"),
+    "federation/chain_record.py",  # A block's ballots name proposals, whatever a server's do.
+    "simulator/toy_learners.py",
+}
+
+
+def test_few_places_know_what_a_ballot_says():
+    found = set()
+    for path in sorted(SOURCE.rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+            called = isinstance(node, ast.Call) and getattr(node.func, "id", "") == "Approvals"
+            read = isinstance(node, ast.Attribute) and node.attr == "approved"
+            if called or (read and ast.unparse(node.value) != "event"):
+                found.add(path.relative_to(SOURCE).as_posix())
+    assert found == KNOW_THE_KIND

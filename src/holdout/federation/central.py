@@ -173,10 +173,10 @@ def custom_voters(setup: RoundSetup) -> dict[WorkerId, Worker]:
 
 def ask_to_vote(
     setup: RoundSetup, worker: Worker, terms: Terms, proposals: Mapping[ProposalId, Tensor]
-) -> list[ProposalId] | None:
-    """What a custom worker approves; None if it crashes."""
+) -> object:
+    """What a custom worker sends as its ballot; None if it crashes."""
 
-    def ask() -> list[ProposalId]:
+    def ask() -> object:
         ballot = worker.vote(
             setup.state.weights.clone(),
             {proposal: update.clone() for proposal, update in proposals.items()},
@@ -184,10 +184,9 @@ def ask_to_vote(
             learning_rate=setup.learning_rate,
             terms=terms,
         )
-        return list(ballot.approved)
+        return ballot.message
 
-    answer: list[ProposalId] | None = attempt(ask)
-    return answer
+    return attempt(ask)
 
 
 def _aggregate(
@@ -212,7 +211,8 @@ def _aggregate(
         raise PluginError(
             f"{name} must return floats of shape {tuple(wanted)}; got {describe(update)}"
         )
-    return replace(decision, update=update.detach().float()), kept
+    # A copy: a custom rule may go on to change what it returned.
+    return replace(decision, update=update.detach().float().clone()), kept
 
 
 def _step(setup: RoundSetup, decision: Decision) -> State:

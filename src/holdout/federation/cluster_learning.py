@@ -186,7 +186,7 @@ class RoundLearning:
             lies = self._lies.intersection(ids)
             names = self._electorate.byzantine_ballot(voter, ids, lies, marks_of)
         elif is_plain(worker := self._setup.federation.workers[voter]):
-            names = self._electorate.honest_ballot(voter, ids, marks_of).approved
+            names = self._electorate.honest_ballot(voter, ids, marks_of).message
         else:
             updates = {p: self._read[job.candidates[i].payload] for p, i in places.items()}
             valid = {p: update for p, update in updates.items() if update is not None}

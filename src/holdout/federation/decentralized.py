@@ -25,7 +25,7 @@ from holdout.agreement.messages import Finished
 from holdout.agreement.params import MILLISECOND, Genesis, Params, Timing
 from holdout.agreement.safety import Safety
 from holdout.agreement.sortition import Role
-from holdout.custom_code import attempt
+from holdout.custom_code import attempt, takes
 from holdout.errors import MisuseError
 from holdout.federation.central import evaluate_round, last_honest
 from holdout.federation.chain_record import (
@@ -48,7 +48,7 @@ from holdout.simulator.cluster import Cluster, Durations, Watcher, found
 from holdout.simulator.network import BYTES_PER_MICROSECOND
 from holdout.simulator.nodes import SimulatedNode
 from holdout.voting import Committee
-from holdout.workers import is_plain, propose_together
+from holdout.workers import Worker, is_plain, propose_together
 
 HOUR = 3_600_000 * MILLISECOND
 """An hour of virtual time: more than enough for any round, however many periods fail."""
@@ -136,11 +136,12 @@ def _first_radius(federation: Federation) -> float:
     together = propose_together(
         [w for w in honest if is_plain(w)], weights, round_number=before, learning_rate=rate
     )
-    alone = [
-        attempt(partial(w.propose, weights.clone(), round_number=before, learning_rate=rate))
-        for w in honest
-        if not is_plain(w)
-    ]
+
+    def ask(worker: Worker) -> object:
+        asked = partial(worker.propose, weights.clone(), round_number=before, learning_rate=rate)
+        return attempt(partial(asked, state={}) if takes(asked, "state") else asked)
+
+    alone = [ask(worker) for worker in honest if not is_plain(worker)]
     gradients = admit_proposals([*together, *alone], dimension=len(weights)).valid
     sent = 1 - federation.config.training.worker_momentum
     reported = sorted(sent * norm(gradient) for gradient in gradients.values())

@@ -13,7 +13,7 @@ from holdout.federation.round_setup import RoundSetup
 from holdout.holdout_scores import HoldoutScores
 from holdout.ids import ProposalId, RoundNumber, WorkerId
 from holdout.seeds import stream
-from holdout.voting import Approvals, Ballot, Terms, rank
+from holdout.voting import Ballot, Terms, rank
 from holdout.workers import HonestWorker, is_plain
 
 
@@ -136,15 +136,15 @@ class Electorate:
             elif voter in self.byzantine:
                 sent.append((voter, self.byzantine_ballot(voter, proposals, coalition, marks_of)))
             else:
-                sent.append((voter, self.honest_ballot(voter, proposals, marks_of).approved))
+                sent.append((voter, self.honest_ballot(voter, proposals, marks_of).message))
         return sent
 
     def honest_ballot(
         self, voter: WorkerId, proposals: tuple[ProposalId, ...], marks_of: MarksOf
     ) -> Ballot:
         """What an honest voter sends (A_Holdout)."""
-        if self.terms.forces(len(proposals)):
-            return Approvals(proposals)
+        if (forced := self.terms.forced(proposals)) is not None:
+            return forced
         marks = marks_of(voter)
         current = marks.current_loss() if self.terms.needs_current_loss else math.inf
         return self.terms.cast(marks.losses, current_loss=current)
@@ -162,7 +162,7 @@ class Electorate:
             proposals=proposals,
             coalition=coalition,
             approve_count=self.terms.approve_count(len(proposals)),
-            honest_ballot=lambda: self.honest_ballot(voter, proposals, marks_of).approved,
+            honest_ballot=lambda: self.honest_ballot(voter, proposals, marks_of).message,
             ranking=lambda: rank(marks_of(voter).losses),
             source=stream(self.seed, "ballot", self.round_number, voter),
         )

@@ -286,7 +286,7 @@ class _Poll:
             marks = Marks(losses, partial(_current_loss, scores, number))
             self._honest.setdefault(radius, {})[voter] = marks
 
-    def _ballot(self, *, honest: float, lie: float) -> list[ProposalId]:
+    def _ballot(self, *, honest: float, lie: float) -> object:
         """The ballot of a voter for whom all honest updates do equally well."""
         losses = {
             **dict.fromkeys(self._vote.honest, honest),
@@ -295,10 +295,10 @@ class _Poll:
         # The current model is worse than all of them, so a gate stops only what is not finite.
         return self._cast(Marks(losses, lambda: 2.0))
 
-    def _cast(self, marks: Marks) -> list[ProposalId]:
+    def _cast(self, marks: Marks) -> object:
         electorate = self._vote.electorate
         ballot = electorate.honest_ballot(WorkerId(-1), self._vote.ids, lambda _voter: marks)
-        return list(ballot.approved)
+        return ballot.message
 
 
 def _current_loss(scores: HoldoutScores, number: int) -> float:

@@ -7,7 +7,8 @@ how an attacker rehearses it, how many updates it needs. A pre-aggregation chang
 before the rule sees them, and `compose` puts one in front of any rule.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -16,7 +17,7 @@ import torch
 from torch import Tensor
 
 from holdout import device
-from holdout.custom_code import Kept, takes
+from holdout.custom_code import Kept, guard, takes
 from holdout.errors import InfeasibleError, MisuseError
 from holdout.ids import RoundNumber
 from holdout.seeds import Stream
@@ -173,13 +174,21 @@ class Rule:
     def __call__(self, updates: Tensor, *, f: int, context: RuleContext | None = None) -> Tensor:
         """The update to apply."""
         prepared = self.prepare(updates, f=f, context=context)
-        return call(self.function, prepared, f=f, context=context)
+        return self.finish(prepared, f=f, context=context)
 
     def prepare(self, updates: Tensor, *, f: int, context: RuleContext | None = None) -> Tensor:
         """The updates after the pre-aggregations."""
-        for pre in self.pre:
-            updates = pre(updates, f=f, context=context)
+        for place, pre in enumerate(self.pre):
+            with _part_of(context, f"pre{place}/") as own:
+                updates = pre(updates, f=f, context=own)
         return updates
+
+    def finish(self, updates: Tensor, *, f: int, context: RuleContext | None = None) -> Tensor:
+        """The update to apply, from updates that the pre-aggregations have prepared."""
+        if not self.pre:
+            return call(self.function, updates, f=f, context=context)
+        with _part_of(context, "rule/") as own:
+            return call(self.function, updates, f=f, context=own)
 
     @property
     def names_proposals(self) -> bool:
@@ -206,6 +215,22 @@ def call(function: Callable[..., Tensor], updates: Tensor, *, f: int, context: A
     return function(updates, f=f)
 
 
+@contextmanager
+def _part_of(context: RuleContext | None, prefix: str) -> Iterator[RuleContext | None]:
+    """The context for one part of a composed rule: of the state, it sees only what it keeps."""
+    if context is None:
+        yield None
+        return
+    state: dict[Any, Tensor] = context.state
+    mine = [name for name in state if isinstance(name, str) and name.startswith(prefix)]
+    own: dict[Any, Tensor] = {name.removeprefix(prefix): state.pop(name) for name in mine}
+    try:
+        yield replace(context, state=own)
+    finally:
+        # A name that is not a string stays what it is, to be refused with the state.
+        state.update({prefix + n if isinstance(n, str) else n: t for n, t in own.items()})
+
+
 def put_in_front(pre: PreAggregation, rule: Rule) -> Rule:
     """The rule behind one more pre-aggregation.
 
@@ -219,24 +244,41 @@ def put_in_front(pre: PreAggregation, rule: Rule) -> Rule:
 
 
 def _rehearse_by_running(rule: Rule, line: LieLine) -> Callable[[float], bool]:
-    """A lie passes while a stronger one still moves the result; ask in order of strength."""
+    """A lie passes if it moves the result further than a slightly weaker one does."""
     direction = line.direction.double()
     length = float(direction @ direction)
-    tried: list[tuple[float, float]] = []
+    reached: dict[float, float] = {}
+
+    def run(strength: float) -> None:
+        """Note how far the result goes the way of a lie of this strength."""
+        result: Tensor = guard(
+            f"rule {rule.label!r}", lambda: rule(line.updates(strength), f=line.f)
+        )
+        reached[strength] = float(result.double() @ direction)
 
     def passes(strength: float) -> bool:
-        reached = float(rule(line.updates(strength), f=line.f).double() @ direction)
-        tried.append((strength, reached))
-        if len(tried) == 1:
-            return True
-        (weaker, before), _ = tried[-2:]
-        return reached - before > STILL_MOVES * (strength - weaker) * length
+        try:
+            run(strength)
+            if strength <= 0:
+                return True
+            # Whoever climbs in small steps has just tried a lie that is a little weaker.
+            gap = max(NEARBY, NEARBY * strength)
+            near = [tried for tried in reached if 0 < strength - tried <= gap]
+            weaker = max(near, default=max(0.0, strength - gap))
+            if not near:
+                run(weaker)
+        except InfeasibleError:
+            return False
+        return reached[strength] - reached[weaker] > STILL_MOVES * (strength - weaker) * length
 
     return passes
 
 
 STILL_MOVES = 1e-4
 """A result that moves less than this share of how far the lie moves does not follow it."""
+
+NEARBY = 0.11
+"""Lies that differ by at most this, or by this share, are compared: more than a rung."""
 
 
 def admit(rule: str, updates: Tensor, *, f: int, needs: Needs) -> Tensor:

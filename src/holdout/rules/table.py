@@ -145,8 +145,8 @@ def compose(pre: str | PreAggregation | PreFunction, rule: str | Rule | RuleFunc
     Args:
         pre: A pre-aggregation: its name, an entry of `PRE_AGGREGATIONS`, or a function from
             updates to updates, `pre(updates, *, f)`.
-        rule: A rule: its name, an entry of `RULES`, or a function from updates to an update,
-            `rule(updates, *, f)`.
+        rule: A rule: its name ("krum", "nnm+krum"), an entry of `RULES`, or a function from updates
+            to an update, `rule(updates, *, f)`.
 
     Example:
         >>> import torch
@@ -159,7 +159,7 @@ def compose(pre: str | PreAggregation | PreFunction, rule: str | Rule | RuleFunc
     elif not isinstance(pre, PreAggregation):
         pre = PreAggregation(pre, _name_of(pre), keeps_rows=False, needs=ANY_NUMBER)
     if isinstance(rule, str):
-        rule = _look_up("rule", rule, RULES)
+        rule = find_rule(rule) or _look_up("rule", rule, RULES)
     elif not isinstance(rule, Rule):
         rule = custom_rule(rule, _name_of(rule))
     return put_in_front(pre, rule)

@@ -3,10 +3,11 @@
 Ballots come from liars too. Whatever a voter sends is either a valid ballot or void for a stated,
 counted reason; nothing raises.
 
-A ballot has a kind: what it says. Today there is one. A second kind is a class here, a
-module beside `approvals` that reads and counts it, and a case in `Terms`; then what an honest
-worker answers (`Worker.vote`), and one place each in `federation.electorate`, in
-`flower.vote_messages` and in the node's learner process, where ballots are made and read.
+A ballot has a kind: what it says. Today there is one. A second kind is a class here with a
+`message`, a module beside `approvals` that reads and counts it, and its cases in `Terms`; then what
+an honest worker answers (`Worker.vote`), what follows from the count (`rounds.conclude_vote`), and
+one place each in `federation.electorate`, in `flower.vote_messages` and in the node's learner
+process, where ballots are made and read. Everybody else handles messages.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -34,6 +35,11 @@ class Approvals:
 
     approved: tuple[ProposalId, ...]
     """Their ids."""
+
+    @property
+    def message(self) -> tuple[ProposalId, ...]:
+        """What the voter sends, and what the record says: only `Terms.admit` reads it."""
+        return tuple(self.approved)
 
 
 Ballot = Approvals

@@ -20,7 +20,7 @@ from typing import Self
 
 from holdout.ids import ProposalId, WorkerId
 from holdout.voting.approvals import Gate, Selection, admit_approvals, cast_approvals, tally
-from holdout.voting.ballot import AdmittedBallots, Ballot, BallotKind
+from holdout.voting.ballot import AdmittedBallots, Approvals, Ballot, BallotKind
 from holdout.voting.committee import approve_count
 
 
@@ -76,18 +76,24 @@ class Terms:
         """How many proposals a ballot may name."""
         return approve_count(proposal_count, self.f)
 
-    def forces(self, proposal_count: int) -> bool:
-        """Whether a ballot must name every proposal, so that nobody need look at the losses."""
-        return self.gate is None and self.approve_count(proposal_count) == proposal_count
+    def forced(self, proposals: Sequence[ProposalId]) -> Ballot | None:
+        """The only ballot that an honest voter can cast, if there is no need for the losses."""
+        match self.kind:
+            case BallotKind.APPROVALS:
+                count = len(proposals)
+                full = self.gate is None and self.approve_count(count) == count
+                return Approvals(tuple(proposals)) if full else None
 
     def cast(self, losses: Mapping[ProposalId, float], *, current_loss: float) -> Ballot:
         """An honest voter's ballot."""
-        return cast_approvals(
-            losses,
-            approve_count=self.approve_count(len(losses)),
-            gate=self.gate,
-            current_loss=current_loss,
-        )
+        match self.kind:
+            case BallotKind.APPROVALS:
+                return cast_approvals(
+                    losses,
+                    approve_count=self.approve_count(len(losses)),
+                    gate=self.gate,
+                    current_loss=current_loss,
+                )
 
     def admit(
         self,
