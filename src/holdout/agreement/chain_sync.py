@@ -13,17 +13,10 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from holdout.agreement import events as ev
 from holdout.agreement.codec import digest, u32, u64
 from holdout.agreement.context import PlayerContext
 from holdout.agreement.draws import Draws, SignedMessage
-from holdout.agreement.events import (
-    Broadcast,
-    MessageFault,
-    Reject,
-    Send,
-    SendBlocks,
-    Urgency,
-)
 from holdout.agreement.headers import Header, Ledger, link_fault, read_header
 from holdout.agreement.messages import (
     WORKERS_MAX,
@@ -133,20 +126,20 @@ class EarlyMessages:
         self._per_worker = per_worker
         self._rounds: dict[int, _Kept] = {}
 
-    def fault(self, data: bytes, claim: SignedMessage) -> MessageFault | None:
+    def fault(self, data: bytes, claim: SignedMessage) -> ev.MessageFault | None:
         """Why a message is dropped without being verified; None if it should be verified."""
         kept = self._rounds.get(claim.round)
         if kept is None:
             return None
         if data in kept.messages:
-            return MessageFault.DUPLICATE
-        return MessageFault.SURPLUS if kept.of_worker[claim.worker] >= self._per_worker else None
+            return ev.MessageFault.DUPLICATE
+        return ev.MessageFault.SURPLUS if kept.of_worker[claim.worker] >= self._per_worker else None
 
     def add(
-        self, peer: int, data: bytes, verified: SignedMessage | MessageFault
-    ) -> MessageFault | None:
+        self, peer: int, data: bytes, verified: SignedMessage | ev.MessageFault
+    ) -> ev.MessageFault | None:
         """Keep a message if it was verified; otherwise return its fault."""
-        if isinstance(verified, MessageFault):
+        if isinstance(verified, ev.MessageFault):
             return verified
         kept = self._rounds.setdefault(verified.round, _Kept())
         kept.messages[data] = (peer, verified)
@@ -184,14 +177,14 @@ class ChainAnswers:
     ) -> None:
         """Answer from the rounds up to `decided` and from what the current round holds."""
         if question.chain != self._context.chain:
-            self._context.emit(Reject(peer, MessageFault.WRONG_CHAIN))
+            self._context.emit(ev.Reject(peer, ev.MessageFault.WRONG_CHAIN))
             return
         if not self._pace.allows(peer, self._context.now):
-            self._context.emit(Reject(peer, MessageFault.SURPLUS))
+            self._context.emit(ev.Reject(peer, ev.MessageFault.SURPLUS))
             return
         match question:
             case GetBlocks() if not 1 <= question.first <= question.last:
-                self._context.emit(Reject(peer, MessageFault.MALFORMED))
+                self._context.emit(ev.Reject(peer, ev.MessageFault.MALFORMED))
             case GetBlocks():
                 self._send_blocks(peer, question.first, min(question.last, decided))
             case GetUpdates():
@@ -206,7 +199,7 @@ class ChainAnswers:
     def _send_blocks(self, peer: int, first: int, last: int) -> None:
         last = min(last, first + self._context.limits.blocks_per_answer - 1)
         if 1 <= first <= last:
-            self._context.emit(SendBlocks(peer, first, last))
+            self._context.emit(ev.SendBlocks(peer, first, last))
 
     def _send_updates(self, peer: int, question: GetUpdates, current: Round) -> None:
         if question.round != current.number:
@@ -215,16 +208,16 @@ class ChainAnswers:
         for update_id in dict.fromkeys(question.update_ids):
             update = current.learning_messages.update(update_id)
             if update is not None:
-                self._context.emit(Send(peer, update.envelope.encode(), Urgency.UPDATE))
+                self._context.emit(ev.Send(peer, update.envelope.encode(), ev.Urgency.UPDATE))
 
     def _send_bundles(self, peer: int, current: Round) -> None:
         for bundle in current.periods.progress_bundles():
-            self._context.emit(Send(peer, bundle.encode(), Urgency.VOTE))
+            self._context.emit(ev.Send(peer, bundle.encode(), ev.Urgency.VOTE))
 
     def _tell_head(self, peer: int, nonce: bytes, decided: int) -> None:
         part = head_part(self._context.chain, nonce, self._context.worker, decided)
         envelope = Envelope(Kind.HEAD_ANSWER, part, self._context.signer.sign(part))
-        self._context.emit(Send(peer, envelope.encode()))
+        self._context.emit(ev.Send(peer, envelope.encode()))
 
 
 Unsaved = tuple[Finished, Header, tuple[int, ...] | None]
@@ -277,8 +270,8 @@ class ChainSync:
             self._context.genesis, self._context.verifier, round_number=round_number, seed=seed
         )
 
-    def _reject(self, peer: int, fault: MessageFault) -> None:
-        self._context.emit(Reject(peer, fault))
+    def _reject(self, peer: int, fault: ev.MessageFault) -> None:
+        self._context.emit(ev.Reject(peer, fault))
 
     # -- certificates -----------------------------------------------------------------------------
 
@@ -288,15 +281,15 @@ class ChainSync:
         try:
             header = read_header(finished.header)
         except InvalidMessage:
-            self._reject(peer, MessageFault.MALFORMED)
+            self._reject(peer, ev.MessageFault.MALFORMED)
             return
         matches = (certificate.value, certificate.round) == (header.digest, header.round)
         if not matches or certificate.step != Step.CERT:
-            self._reject(peer, MessageFault.MALFORMED)
+            self._reject(peer, ev.MessageFault.MALFORMED)
         elif certificate.chain != self._context.chain:
-            self._reject(peer, MessageFault.WRONG_CHAIN)
+            self._reject(peer, ev.MessageFault.WRONG_CHAIN)
         elif header.round < self.round:
-            self._reject(peer, MessageFault.STALE)
+            self._reject(peer, ev.MessageFault.STALE)
         elif header.round > self.round:
             self._on_later(peer, header.round, finished)
         else:
@@ -311,9 +304,9 @@ class ChainSync:
         """
         marks = finished.certificate.marks
         if len(marks) < self._context.params.quorum:
-            self._reject(peer, MessageFault.NO_QUORUM)
+            self._reject(peer, ev.MessageFault.NO_QUORUM)
         elif marks[-1].worker >= self._context.params.workers:
-            self._reject(peer, MessageFault.UNKNOWN_WORKER)
+            self._reject(peer, ev.MessageFault.UNKNOWN_WORKER)
         else:
             self._catchup.claim(number + 1)
             if number < self.round + self._context.limits.blocks_per_answer:
@@ -331,13 +324,13 @@ class ChainSync:
     def _check(self, peer: int, header: Header, certificate: Bundle, current: Round) -> None:
         context, tip = self._context, self._ledger.tip()
         if link_fault(header, tip, context.genesis, context.verifier) is not None:
-            self._reject(peer, MessageFault.INVALID_BLOCK)
+            self._reject(peer, ev.MessageFault.INVALID_BLOCK)
             return
         draws = current.draws
         if draws.round != header.round:  # Several rounds behind: `current` is an older one.
             draws = self.draws_of(header.round, tip.seed_in)
         verified = draws.verify_bundle(Unverified(certificate), current.periods.tracker.seen)
-        if isinstance(verified, MessageFault):
+        if isinstance(verified, ev.MessageFault):
             self._reject(peer, verified)
             return
         self._decide(header, verified)
@@ -349,15 +342,15 @@ class ChainSync:
     def on_ahead(self, peer: int, claim: SignedMessage) -> None:
         """A message of a later round: if a member really signed it, ask for what is missing."""
         if not self._is_signed(claim.worker, claim.envelope):
-            self._reject(peer, MessageFault.WRONG_SIGNATURE)
+            self._reject(peer, ev.MessageFault.WRONG_SIGNATURE)
             return
-        self._reject(peer, MessageFault.TOO_EARLY)
+        self._reject(peer, ev.MessageFault.TOO_EARLY)
         self._catchup.claim(claim.round)
         self._ask(peer)
 
     def on_old(self, peer: int, claim: SignedMessage) -> None:
         """A message of an earlier round: if its sender is stuck there, send the certificate."""
-        self._reject(peer, MessageFault.STALE)
+        self._reject(peer, ev.MessageFault.STALE)
         late = claim.round == self.round - 1
         stuck = isinstance(claim, Vote) and (claim.step > Step.CERT or claim.period > 0)
         if not (late or stuck) or not self._is_signed(claim.worker, claim.envelope):
@@ -367,7 +360,7 @@ class ChainSync:
         other = self._context.worker != claim.worker
         # Counted only after the signature is checked: forged votes must not use up the help.
         if stuck and other and self._help.allows(claim.worker, self._context.now):
-            self._context.emit(SendBlocks(claim.worker, claim.round, claim.round))
+            self._context.emit(ev.SendBlocks(claim.worker, claim.round, claim.round))
 
     def _is_signed(self, worker: int, envelope: Envelope) -> bool:
         key = self._context.genesis.roster[worker].signing
@@ -376,7 +369,7 @@ class ChainSync:
     def _ask(self, peer: int) -> None:
         wanted = self._catchup.request(self.round, peer, self._context.now)
         if wanted is not None:
-            self._context.emit(Send(peer, GetBlocks(self._context.chain, *wanted).encode()))
+            self._context.emit(ev.Send(peer, GetBlocks(self._context.chain, *wanted).encode()))
 
     def ask_if_behind(self) -> None:
         """Ask some peer for the rounds that others claim to have decided."""
@@ -387,7 +380,7 @@ class ChainSync:
     def tell_somebody(self) -> None:
         """Tell some peer, a different one each time, where this worker stands."""
         behind = Behind(self._context.chain, self.round, 0)
-        self._context.emit(Send(self._some_peer(), behind.encode()))
+        self._context.emit(ev.Send(self._some_peer(), behind.encode()))
 
     def _some_peer(self) -> int:
         params = self._context.params
@@ -400,7 +393,7 @@ class ChainSync:
         memory = self._context.memory
         if memory.lost and memory.recoverable:
             query = HeadQuery(self._context.chain, memory.nonce)
-            self._context.emit(Broadcast(query.encode(), Urgency.ANSWER))
+            self._context.emit(ev.Broadcast(query.encode(), ev.Urgency.ANSWER))
 
     def on_head_answer(self, peer: int, answer: HeadAnswer) -> None:
         """Take a member's answer to how far the chain is."""
@@ -409,11 +402,11 @@ class ChainSync:
             memory.lost and answer.nonce == memory.nonce and answer.chain == self._context.chain
         )
         if not wanted or answer.worker in {self._context.worker, *memory.answers}:
-            self._reject(peer, MessageFault.UNASKED)
+            self._reject(peer, ev.MessageFault.UNASKED)
         elif answer.worker >= self._context.params.workers:
-            self._reject(peer, MessageFault.UNKNOWN_WORKER)
+            self._reject(peer, ev.MessageFault.UNKNOWN_WORKER)
         elif not self._is_signed(answer.worker, answer.envelope):
-            self._reject(peer, MessageFault.WRONG_SIGNATURE)
+            self._reject(peer, ev.MessageFault.WRONG_SIGNATURE)
         else:
             memory.answers[answer.worker] = answer.round
             self._catchup.claim(answer.round + 1)

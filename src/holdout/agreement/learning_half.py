@@ -17,18 +17,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum
 
+from holdout.agreement import events as ev
 from holdout.agreement.context import PlayerContext
 from holdout.agreement.draws import Draws
-from holdout.agreement.events import (
-    BlobKind,
-    Candidate,
-    Compute,
-    Judge,
-    Judged,
-    MessageFault,
-    Propose,
-    Proposed,
-)
 from holdout.agreement.headers import Tip
 from holdout.agreement.messages import (
     BallotMessage,
@@ -71,13 +62,13 @@ class LearningMessages:
 
     # -- updates --------------------------------------------------------------------------------
 
-    def add_update(self, update: Update) -> MessageFault | None:
+    def add_update(self, update: Update) -> ev.MessageFault | None:
         """Take a verified update header."""
         if update.update_id in self._by_id:
-            return MessageFault.DUPLICATE
+            return ev.MessageFault.DUPLICATE
         versions = self._updates.setdefault(update.worker, [])
         if len(versions) > 1:
-            return MessageFault.SURPLUS
+            return ev.MessageFault.SURPLUS
         versions.append(update)
         self._by_id[update.update_id] = update
         self._proposers.setdefault(update.payload, []).append(update.worker)
@@ -101,10 +92,10 @@ class LearningMessages:
         """The update of each proposer that sent exactly one."""
         return {w: versions[0] for w, versions in self._updates.items() if len(versions) == 1}
 
-    def candidates(self) -> tuple[Candidate, ...]:
+    def candidates(self) -> tuple[ev.Candidate, ...]:
         """What an honest voter ranks: valid updates in hand of proposers that did not lie."""
         return tuple(
-            Candidate(worker, update.update_id, update.payload)
+            ev.Candidate(worker, update.update_id, update.payload)
             for worker, update in sorted(self.updates().items())
             if (Kind.UPDATE, worker) not in self.evidence and self.payloads.get(update.payload)
         )
@@ -116,13 +107,13 @@ class LearningMessages:
 
     # -- ballots --------------------------------------------------------------------------------
 
-    def add_ballot(self, ballot: BallotMessage) -> MessageFault | Waiting | None:
+    def add_ballot(self, ballot: BallotMessage) -> ev.MessageFault | Waiting | None:
         """Take a verified ballot; None: it is held, `Waiting`: it needs update headers first."""
         known = [*self._ballots.get(ballot.worker, []), *self._waiting.get(ballot.worker, [])]
         if any(version.envelope.signed == ballot.envelope.signed for version in known):
-            return MessageFault.DUPLICATE
+            return ev.MessageFault.DUPLICATE
         if len(known) > 1:
-            return MessageFault.SURPLUS
+            return ev.MessageFault.SURPLUS
         if known:
             self._convict(Kind.BALLOT, ballot.worker, [known[0], ballot])
         missing = tuple(e.update_id for e in ballot.entries if e.update_id not in self._by_id)
@@ -217,7 +208,7 @@ class LearningHalf:
     draws: Draws
     learning_messages: LearningMessages
     stage: LearningStage = LearningStage.PROPOSING
-    _judging: Judge | None = None
+    _judging: ev.Judge | None = None
     _proofs: dict[Role, bytes | None] = field(default_factory=dict)
 
     def proof(self, role: Role) -> bytes | None:
@@ -238,12 +229,12 @@ class LearningHalf:
         if not self.context.may_sign or self.context.signed(UPDATE_SLOT) is not None:
             return
         if self.proof(Role.PROPOSER) is not None:
-            self.context.emit(Compute(Propose(self.tip.round, self.tip.model)))
+            self.context.emit(ev.Compute(ev.Propose(self.tip.round, self.tip.model)))
 
-    def on_proposed(self, event: Proposed) -> None:
+    def on_proposed(self, event: ev.Proposed) -> None:
         """This worker's gradient is computed: announce it."""
         proof = self.proof(Role.PROPOSER)
-        current = event.job == Propose(self.tip.round, self.tip.model)
+        current = event.job == ev.Propose(self.tip.round, self.tip.model)
         if not current or proof is None or not self.context.may_sign:
             return
         if self.context.signed(UPDATE_SLOT) is not None:
@@ -257,7 +248,7 @@ class LearningHalf:
             event.payload,
             self.context.params.payload_bytes,
         )
-        self.context.sign(UPDATE_SLOT, part, proof, ((BlobKind.PAYLOAD, event.payload),))
+        self.context.sign(UPDATE_SLOT, part, proof, ((ev.BlobKind.PAYLOAD, event.payload),))
 
     # -- judging --------------------------------------------------------------------------------
 
@@ -271,7 +262,7 @@ class LearningHalf:
         candidates = self.learning_messages.candidates()
         if not candidates or self.proof(Role.VOTER) is None:
             return
-        self._judging = Judge(
+        self._judging = ev.Judge(
             self.tip.round,
             self.tip.model,
             candidates,
@@ -279,9 +270,9 @@ class LearningHalf:
             self.context.params.rate(self.tip.steps + 1),
             self.context.params.approve_count(len(candidates)),
         )
-        self.context.emit(Compute(self._judging))
+        self.context.emit(ev.Compute(self._judging))
 
-    def on_judged(self, event: Judged) -> None:
+    def on_judged(self, event: ev.Judged) -> None:
         """This worker's ballot is ready: send it, even if late, for later leaders to use."""
         job, proof = self._judging, self.proof(Role.VOTER)
         if event.job != job or proof is None or not self.context.may_sign:
@@ -300,7 +291,7 @@ class LearningHalf:
         # Whoever counts this ballot may need the gradients after their proposers have left.
         payloads = dict.fromkeys(candidate.payload for candidate in approved)
         self.context.sign(
-            BALLOT_SLOT, part, proof, tuple((BlobKind.PAYLOAD, payload) for payload in payloads)
+            BALLOT_SLOT, part, proof, tuple((ev.BlobKind.PAYLOAD, payload) for payload in payloads)
         )
 
     # -- waiting --------------------------------------------------------------------------------

@@ -11,22 +11,9 @@ they were verified before: the worker's own ones, and those that came before the
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from holdout.agreement import events as ev
 from holdout.agreement.context import URGENCY, PlayerContext
 from holdout.agreement.draws import Draws, SignedMessage
-from holdout.agreement.events import (
-    BlobKind,
-    Halt,
-    MessageFault,
-    Reject,
-    Relay,
-    ReportEvidence,
-    Send,
-    SetTimer,
-    Timer,
-    TimerKind,
-    Urgency,
-    Want,
-)
 from holdout.agreement.headers import Header, Tip, read_header
 from holdout.agreement.learning_half import LearningHalf, LearningMessages, LearningStage, Waiting
 from holdout.agreement.messages import (
@@ -115,7 +102,7 @@ class Round:
         context, timing = self.context, self.context.timing
         for header in map(read_header, context.safety.held.values()):
             self.validation.hold(header)
-            context.emit(Want(BlobKind.BLOCK, header.digest, ()))
+            context.emit(ev.Want(ev.BlobKind.BLOCK, header.digest, ()))
         self.learning.begin()
         agreeing = any(kind in {Kind.LEAD, Kind.VOTE} for kind, _, _ in context.safety.mine)
         if agreeing or context.safety.period:
@@ -123,27 +110,27 @@ class Round:
             self.periods.resume()
             return
         for kind, after in (
-            (TimerKind.PROPOSALS_END, timing.propose),
-            (TimerKind.BALLOTS_END, timing.propose + timing.vote),
-            (TimerKind.LEAD, timing.lead_at()),
+            (ev.TimerKind.PROPOSALS_END, timing.propose),
+            (ev.TimerKind.BALLOTS_END, timing.propose + timing.vote),
+            (ev.TimerKind.LEAD, timing.lead_at()),
         ):
-            context.emit(SetTimer(Timer(kind, self.number, 0), context.now + after))
+            context.emit(ev.SetTimer(ev.Timer(kind, self.number, 0), context.now + after))
 
-    def on_timer(self, timer: Timer) -> None:
+    def on_timer(self, timer: ev.Timer) -> None:
         """A timer of this round and period is due."""
         periods = self.periods
         match timer.kind:
-            case TimerKind.PROPOSALS_END:
+            case ev.TimerKind.PROPOSALS_END:
                 self.learning.end_proposals()
-            case TimerKind.BALLOTS_END:
+            case ev.TimerKind.BALLOTS_END:
                 self.learning.end_ballots()
-            case TimerKind.LEAD:
+            case ev.TimerKind.LEAD:
                 self._begin_periods()
-            case TimerKind.FILTER if periods.started and periods.phase is Phase.FILTER:
+            case ev.TimerKind.FILTER if periods.started and periods.phase is Phase.FILTER:
                 periods.filter()
-            case TimerKind.DEADLINE if periods.started and periods.phase is not Phase.RECOVERY:
+            case ev.TimerKind.DEADLINE if periods.started and periods.phase is not Phase.RECOVERY:
                 periods.deadline()
-            case TimerKind.RETRY if periods.phase is Phase.RECOVERY:
+            case ev.TimerKind.RETRY if periods.phase is Phase.RECOVERY:
                 periods.retry()
             case _:
                 pass
@@ -181,28 +168,28 @@ class Round:
         fault = self._screen(claim)
         if fault is None:
             verified = self.draws.verify(Unverified(claim))
-            if not isinstance(verified, MessageFault):
+            if not isinstance(verified, ev.MessageFault):
                 self.take(peer, data, verified)
                 return
             fault = verified
-        self.context.emit(Reject(peer, fault))
+        self.context.emit(ev.Reject(peer, fault))
 
-    def _screen(self, claim: SignedMessage) -> MessageFault | None:
+    def _screen(self, claim: SignedMessage) -> ev.MessageFault | None:
         """A cheap reason to drop a message of this round; asked before and after verification."""
         period = self.periods.period
         match claim:
             case Update() | BallotMessage():
-                return MessageFault.WRONG_MODEL if claim.model != self.tip.model else None
+                return ev.MessageFault.WRONG_MODEL if claim.model != self.tip.model else None
             case Lead():
                 if claim.period < period:
-                    return MessageFault.STALE
+                    return ev.MessageFault.STALE
             case Vote():
                 if claim.step > self._step_max():
-                    return MessageFault.MALFORMED
+                    return ev.MessageFault.MALFORMED
                 kept = PERIODS_KEPT if claim.step == Step.CERT else 1
                 if claim.period < period - kept:
-                    return MessageFault.STALE
-        return MessageFault.TOO_EARLY if claim.period > period + 1 else None
+                    return ev.MessageFault.STALE
+        return ev.MessageFault.TOO_EARLY if claim.period > period + 1 else None
 
     def take(self, peer: int, data: bytes, message: SignedMessage) -> None:
         """Take a verified message; the worker's own come without bytes and are not relayed."""
@@ -212,11 +199,11 @@ class Round:
         if not data:
             return
         if fault is not None:
-            self.context.emit(Reject(peer, fault))
+            self.context.emit(ev.Reject(peer, fault))
         else:
-            self.context.emit(Relay(data, URGENCY[message.envelope.kind], peer))
+            self.context.emit(ev.Relay(data, URGENCY[message.envelope.kind], peer))
 
-    def _file(self, peer: int, message: SignedMessage) -> MessageFault | None:
+    def _file(self, peer: int, message: SignedMessage) -> ev.MessageFault | None:
         match message:
             case Update():
                 return self._take_update(peer, message)
@@ -227,9 +214,9 @@ class Round:
             case Vote():
                 return self._take_vote(peer, message)
 
-    def _take_update(self, peer: int, update: Update) -> MessageFault | None:
+    def _take_update(self, peer: int, update: Update) -> ev.MessageFault | None:
         if update.size != self.context.params.payload_bytes:
-            return MessageFault.MALFORMED
+            return ev.MessageFault.MALFORMED
         fault = self.learning_messages.add_update(update)
         if fault is not None:
             return fault
@@ -258,19 +245,19 @@ class Round:
             or self.periods.leads_now()
         )
 
-    def _take_ballot(self, peer: int, ballot: BallotMessage) -> MessageFault | None:
+    def _take_ballot(self, peer: int, ballot: BallotMessage) -> ev.MessageFault | None:
         if ballot.entries[-1].proposer >= self.context.params.workers:
-            return MessageFault.MALFORMED
+            return ev.MessageFault.MALFORMED
         result = self.learning_messages.add_ballot(ballot)
-        if isinstance(result, MessageFault):
+        if isinstance(result, ev.MessageFault):
             return result
         self._publish(Kind.BALLOT, ballot.worker, peer)
         if isinstance(result, Waiting):
             question = GetUpdates(self.context.chain, self.number, result.missing)
-            self.context.emit(Send(peer, question.encode()))
+            self.context.emit(ev.Send(peer, question.encode()))
         return None
 
-    def _take_lead(self, peer: int, lead: Lead) -> MessageFault | None:
+    def _take_lead(self, peer: int, lead: Lead) -> ev.MessageFault | None:
         leads = self.periods.leads
         fault = leads.add(lead, self.draws.priority(lead))
         if fault is not None:
@@ -281,7 +268,7 @@ class Round:
         self.periods.want_led(lead, peer)
         return None
 
-    def _take_vote(self, peer: int, vote: Vote) -> MessageFault | None:
+    def _take_vote(self, peer: int, vote: Vote) -> ev.MessageFault | None:
         tracker = self.periods.tracker
         fault = tracker.add(vote)
         if fault is not None:
@@ -302,25 +289,25 @@ class Round:
         if fault is None:
             tracker = self.periods.tracker
             bundle = self.draws.verify_bundle(Unverified(claim), tracker.seen)
-            if not isinstance(bundle, MessageFault):
+            if not isinstance(bundle, ev.MessageFault):
                 tracker.add_bundle(bundle)
                 self._on_votes(bundle.period, bundle.step, bundle.value)
                 return
             fault = bundle
-        self.context.emit(Reject(peer, fault))
+        self.context.emit(ev.Reject(peer, fault))
 
     def _step_max(self) -> int:
         """The last step of a period; only mode `self` makes several attempts at recovery."""
         attempts = ATTEMPTS_MAX if self.context.params.mode is Mode.SELF else 1
         return int(Step.DOWN) + 3 * (attempts - 1)
 
-    def _screen_bundle(self, bundle: Bundle) -> MessageFault | None:
+    def _screen_bundle(self, bundle: Bundle) -> ev.MessageFault | None:
         if bundle.step > self._step_max():
-            return MessageFault.MALFORMED
+            return ev.MessageFault.MALFORMED
         if bundle.step != Step.CERT and bundle.period < self.periods.period - 1:
-            return MessageFault.STALE
+            return ev.MessageFault.STALE
         if self.periods.tracker.has_reached(bundle.period, bundle.step, bundle.value):
-            return MessageFault.DUPLICATE
+            return ev.MessageFault.DUPLICATE
         return None
 
     def _on_votes(self, period: int, step: int, value: Digest) -> None:
@@ -338,7 +325,7 @@ class Round:
         if period > self.periods.period:
             self.periods.enter(period, with_lead=False)
         hints = tuple(mark.worker for mark in certificate.marks)
-        self.context.emit(Want(BlobKind.BLOCK, value, hints))
+        self.context.emit(ev.Want(ev.BlobKind.BLOCK, value, hints))
 
     def _end(self, header: Header, certificate: Bundle) -> None:
         if not self.decided:
@@ -351,10 +338,10 @@ class Round:
         """Take evidence from a peer that a worker signed two messages for one slot."""
         convicted = self.draws.convict(evidence)
         kind = evidence.first.kind
-        if isinstance(convicted, MessageFault):
-            self.context.emit(Reject(peer, convicted))
+        if isinstance(convicted, ev.MessageFault):
+            self.context.emit(ev.Reject(peer, convicted))
         elif not self.learning_messages.add_evidence(kind, convicted.worker, evidence):
-            self.context.emit(Reject(peer, MessageFault.DUPLICATE))
+            self.context.emit(ev.Reject(peer, ev.MessageFault.DUPLICATE))
         else:
             self._publish(kind, convicted.worker, peer)
 
@@ -364,14 +351,14 @@ class Round:
         if evidence is None:
             return
         context = self.context
-        context.emit(ReportEvidence(worker, self.number, evidence))
-        context.emit(Relay(evidence.encode(), Urgency.BALLOT, peer))
+        context.emit(ev.ReportEvidence(worker, self.number, evidence))
+        context.emit(ev.Relay(evidence.encode(), ev.Urgency.BALLOT, peer))
         liars = len(self.learning_messages.convicted(Kind.VOTE))
         tolerated = context.params.byzantine
         if liars > tolerated and not context.halted:
             context.halted = True
             context.emit(
-                Halt(
+                ev.Halt(
                     f"{liars} workers voted twice in round {self.number}; the network tolerates"
                     f" {tolerated}"
                 )

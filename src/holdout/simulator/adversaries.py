@@ -12,18 +12,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from holdout.agreement import aggregate, messages
+from holdout.agreement import events as ev
 from holdout.agreement.codec import BOTTOM
-from holdout.agreement.events import (
-    Action,
-    BlobKind,
-    Broadcast,
-    Event,
-    Received,
-    Relay,
-    Send,
-    SendBlocks,
-    Urgency,
-)
 from holdout.agreement.messages import (
     BallotMessage,
     Entry,
@@ -63,27 +53,29 @@ class Liar:
 
     # -- what a behaviour may change -------------------------------------------------------------
 
-    def act(self, node: SimulatedNode, event: Event, actions: Sequence[Action]) -> Sequence[Action]:
+    def act(
+        self, node: SimulatedNode, event: ev.Event, actions: Sequence[ev.Action]
+    ) -> Sequence[ev.Action]:
         """Pass each action through `outgoing` or `other`, and add what `hear` says."""
-        done: list[Action] = []
-        if type(event) is Received:
+        done: list[ev.Action] = []
+        if type(event) is ev.Received:
             done += self.hear(event.peer, event.data)
         for action in actions:
-            if type(action) is Broadcast and action.data[0] in _OWN:
+            if type(action) is ev.Broadcast and action.data[0] in _OWN:
                 done += self.outgoing(action, self.read(action.data))
             else:
                 done += self.other(action)
         return done
 
-    def outgoing(self, action: Broadcast, message: Message | None) -> Sequence[Action]:
+    def outgoing(self, action: ev.Broadcast, message: Message | None) -> Sequence[ev.Action]:
         """What to do instead of broadcasting its own update, ballot, lead or vote."""
         return (action,)
 
-    def other(self, action: Action) -> Sequence[Action]:
+    def other(self, action: ev.Action) -> Sequence[ev.Action]:
         """What to do instead of any other action."""
         return (action,)
 
-    def hear(self, peer: int, data: bytes) -> Sequence[Action]:
+    def hear(self, peer: int, data: bytes) -> Sequence[ev.Action]:
         """What to do about a message, besides what its player does."""
         return ()
 
@@ -114,7 +106,7 @@ class Liar:
     def update(self, old: Update, payload: bytes, size: int | None = None) -> bytes:
         """This worker's update with another payload, which it will serve."""
         digest = aggregate.payload_digest(payload)
-        self.node.memory.put(BlobKind.PAYLOAD, digest, payload, old.round)
+        self.node.memory.put(ev.BlobKind.PAYLOAD, digest, payload, old.round)
         length = len(payload) if size is None else size
         part = messages.update_part(old.chain, old.round, self.index, old.model, digest, length)
         return self.sign(Kind.UPDATE, part, old.envelope.proof)
@@ -136,15 +128,16 @@ class Liar:
         everybody = [w for w in range(self.genesis.params.workers) if w != self.index]
         return self.words.sample(everybody, len(everybody))
 
-    def split(self, one: bytes, other: bytes, urgency: Urgency) -> list[Action]:
+    def split(self, one: bytes, other: bytes, urgency: ev.Urgency) -> list[ev.Action]:
         """Send one message to half of the others, another to the rest."""
         peers = self.others()
         half = len(peers) // 2
         return [
-            Send(peer, one if place < half else other, urgency) for place, peer in enumerate(peers)
+            ev.Send(peer, one if place < half else other, urgency)
+            for place, peer in enumerate(peers)
         ]
 
-    def later(self, delay: int, actions: Sequence[Action]) -> None:
+    def later(self, delay: int, actions: Sequence[ev.Action]) -> None:
         """Carry out actions later."""
         self.node.later(delay, self.node.execute, actions)
 
@@ -159,9 +152,13 @@ class Liar:
 class Silent(Liar):
     """Z1: listens and says nothing."""
 
-    def act(self, node: SimulatedNode, event: Event, actions: Sequence[Action]) -> Sequence[Action]:
+    def act(
+        self, node: SimulatedNode, event: ev.Event, actions: Sequence[ev.Action]
+    ) -> Sequence[ev.Action]:
         """All actions except sending."""
-        return [a for a in actions if type(a) not in (Send, Broadcast, Relay, SendBlocks)]
+        return [
+            a for a in actions if type(a) not in (ev.Send, ev.Broadcast, ev.Relay, ev.SendBlocks)
+        ]
 
     def serve(
         self, node: SimulatedNode, peer: int, digest: Digest, data: bytes | None
@@ -173,7 +170,7 @@ class Silent(Liar):
 class WrongCredentials(Liar):
     """Z5: invalid proofs and signatures, roles it was not drawn for, other workers' names."""
 
-    def outgoing(self, action: Broadcast, message: Message | None) -> Sequence[Action]:
+    def outgoing(self, action: ev.Broadcast, message: Message | None) -> Sequence[ev.Action]:
         """The message, and after it spoilt ones."""
         if not isinstance(message, Update | BallotMessage | messages.Lead | Vote):
             return (action,)
@@ -191,7 +188,7 @@ class WrongCredentials(Liar):
                 (Kind.LEAD, self._lead_part(message)),
             )
         ]
-        return [action, *(Broadcast(bad.encode(), action.urgency) for bad in spoilt)]
+        return [action, *(ev.Broadcast(bad.encode(), action.urgency) for bad in spoilt)]
 
     def _vote_part(self, message: Any, worker: int) -> bytes:
         value = Digest(b"\x07" * 32)
@@ -213,7 +210,7 @@ class Replayer(Liar):
         super().__init__(node, liars)
         self._heard: list[bytes] = []
 
-    def hear(self, peer: int, data: bytes) -> Sequence[Action]:
+    def hear(self, peer: int, data: bytes) -> Sequence[ev.Action]:
         """Remember the message, and now and then send something stale or far ahead."""
         place = self.words.below(HEARD_MAX)
         if len(self._heard) < HEARD_MAX:
@@ -231,7 +228,7 @@ class Replayer(Liar):
             messages.vote_part(Digest(b"\x05" * 32), number, 0, Step.DOWN, self.index, BOTTOM),
         )
         said = (old, far, away, foreign)[self.words.below(4)]
-        return (Broadcast(said, Urgency.VOTE),)
+        return (ev.Broadcast(said, ev.Urgency.VOTE),)
 
 
 class Flooder(Liar):
@@ -239,7 +236,7 @@ class Flooder(Liar):
 
     budget = FLOOD
 
-    def hear(self, peer: int, data: bytes) -> Sequence[Action]:
+    def hear(self, peer: int, data: bytes) -> Sequence[ev.Action]:
         """Answer each message with two useless ones."""
         # Liars that flood each other would harm nobody but the simulator.
         if self.budget <= 0 or peer in self.liars:
@@ -265,7 +262,8 @@ class Flooder(Liar):
             lambda: messages.HeadQuery(chain, value).encode(),
         )
         return [
-            Send(peer, useless[self.words.below(len(useless))](), Urgency.VOTE) for _ in range(2)
+            ev.Send(peer, useless[self.words.below(len(useless))](), ev.Urgency.VOTE)
+            for _ in range(2)
         ]
 
 
@@ -275,7 +273,7 @@ class Flooder(Liar):
 class TwoUpdates(Liar):
     """Z2: one gradient for half of the others, another for the rest."""
 
-    def outgoing(self, action: Broadcast, message: Message | None) -> Sequence[Action]:
+    def outgoing(self, action: ev.Broadcast, message: Message | None) -> Sequence[ev.Action]:
         """Two versions of its update."""
         turned = self.turned(message)
         return (action,) if turned is None else self.split(action.data, turned, action.urgency)
@@ -284,16 +282,16 @@ class TwoUpdates(Liar):
 class Poisoner(Liar):
     """A gradient that leads uphill; it has no Z number, as every attack on learning does this."""
 
-    def outgoing(self, action: Broadcast, message: Message | None) -> Sequence[Action]:
+    def outgoing(self, action: ev.Broadcast, message: Message | None) -> Sequence[ev.Action]:
         """The update with its gradient turned around."""
         turned = self.turned(message)
-        return (action,) if turned is None else (Broadcast(turned, action.urgency),)
+        return (action,) if turned is None else (ev.Broadcast(turned, action.urgency),)
 
 
 class TwoBallots(Liar):
     """Z3: one ballot for half of the others, another for the rest."""
 
-    def outgoing(self, action: Broadcast, message: Message | None) -> Sequence[Action]:
+    def outgoing(self, action: ev.Broadcast, message: Message | None) -> Sequence[ev.Action]:
         """Two versions of its ballot."""
         if not isinstance(message, BallotMessage) or len(message.entries) < 2:  # noqa: PLR2004
             return (action,)
@@ -308,7 +306,7 @@ class BadPayload(Liar):
         super().__init__(node, liars)
         self._mismatched: dict[Digest, bytes] = {}
 
-    def outgoing(self, action: Broadcast, message: Message | None) -> Sequence[Action]:
+    def outgoing(self, action: ev.Broadcast, message: Message | None) -> Sequence[ev.Action]:
         """The update with one of eight faults."""
         if not isinstance(message, Update):
             return (action,)
@@ -327,7 +325,7 @@ class BadPayload(Liar):
             self._mismatched[message.payload] = _turned(payload)
             return (action,)
         claimed = len(payload) if self.lucky(2) else len(bad)
-        return (Broadcast(self.update(message, bad, claimed), action.urgency),)
+        return (ev.Broadcast(self.update(message, bad, claimed), action.urgency),)
 
     def serve(
         self, node: SimulatedNode, peer: int, digest: Digest, data: bytes | None
@@ -345,7 +343,7 @@ class Withholder(Liar):
         self._from_all = self.lucky(2)
         self._victims = self.others()[::2]
 
-    def outgoing(self, action: Broadcast, message: Message | None) -> Sequence[Action]:
+    def outgoing(self, action: ev.Broadcast, message: Message | None) -> Sequence[ev.Action]:
         """Its update, whose payload it will not serve."""
         if isinstance(message, Update):
             self._own[message.payload] = None
@@ -362,7 +360,7 @@ class Withholder(Liar):
 class Latecomer(Liar):
     """Z10: updates after T_P, ballots after T_B or T_A."""
 
-    def outgoing(self, action: Broadcast, message: Message | None) -> Sequence[Action]:
+    def outgoing(self, action: ev.Broadcast, message: Message | None) -> Sequence[ev.Action]:
         """Its update or ballot, late."""
         if not isinstance(message, Update | BallotMessage):
             return (action,)
@@ -380,14 +378,14 @@ class Copycat(Liar):
         self._seen: dict[int, Update] = {}
         self._waiting: Update | None = None
 
-    def outgoing(self, action: Broadcast, message: Message | None) -> Sequence[Action]:
+    def outgoing(self, action: ev.Broadcast, message: Message | None) -> Sequence[ev.Action]:
         """Nothing instead of its update, until there is one to copy."""
         if not isinstance(message, Update):
             return (action,)
         self._waiting = message
         return self._copy()
 
-    def hear(self, peer: int, data: bytes) -> Sequence[Action]:
+    def hear(self, peer: int, data: bytes) -> Sequence[ev.Action]:
         """Copy an update."""
         message = self.read(data) if data and data[0] == Kind.UPDATE else None
         if not isinstance(message, Update) or message.worker == self.index:
@@ -395,7 +393,7 @@ class Copycat(Liar):
         self._seen[message.round] = message
         return self._copy()
 
-    def _copy(self) -> Sequence[Action]:
+    def _copy(self) -> Sequence[ev.Action]:
         mine = self._waiting
         theirs = None if mine is None else self._seen.get(mine.round)
         if mine is None or theirs is None:
@@ -405,20 +403,20 @@ class Copycat(Liar):
             mine.chain, mine.round, self.index, mine.model, theirs.payload, theirs.size
         )
         copied = self.sign(Kind.UPDATE, part, mine.envelope.proof)
-        return (Broadcast(copied, Urgency.UPDATE),)
+        return (ev.Broadcast(copied, ev.Urgency.UPDATE),)
 
 
 class ShortBallots(Liar):
     """Z22: ballots that name one update, only the liars' updates, or an unknown one."""
 
-    def outgoing(self, action: Broadcast, message: Message | None) -> Sequence[Action]:
+    def outgoing(self, action: ev.Broadcast, message: Message | None) -> Sequence[ev.Action]:
         """One of these ballots instead of the honest one."""
         if not isinstance(message, BallotMessage):
             return (action,)
         own = [entry for entry in message.entries if entry.proposer in self.liars]
         unknown = Entry(self.index, Digest(b"\x0b" * 32))
         entries = (own, own[:1], message.entries[-1:], [unknown])[self.words.below(4)]
-        return (Broadcast(self.ballot(message, entries or [unknown]), action.urgency),)
+        return (ev.Broadcast(self.ballot(message, entries or [unknown]), action.urgency),)
 
 
 def _turned(payload: bytes) -> bytes:

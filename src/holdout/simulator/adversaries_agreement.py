@@ -10,18 +10,9 @@ from dataclasses import replace
 from typing import TypeAlias
 
 from holdout.agreement import aggregate, messages
+from holdout.agreement import events as ev
 from holdout.agreement.blocks import Block, BlockKind, Draft, Tip, assemble, read_block, read_header
 from holdout.agreement.codec import BOTTOM
-from holdout.agreement.events import (
-    Action,
-    BlobKind,
-    Broadcast,
-    Combined,
-    Event,
-    Keep,
-    Send,
-    Urgency,
-)
 from holdout.agreement.messages import (
     Bundle,
     Envelope,
@@ -61,7 +52,7 @@ class DoubleVoter(Liar):
         super().__init__(node, liars)
         self._values: dict[tuple[int, int], list[Digest]] = {}
 
-    def outgoing(self, action: Broadcast, message: Message | None) -> Sequence[Action]:
+    def outgoing(self, action: ev.Broadcast, message: Message | None) -> Sequence[ev.Action]:
         """Its vote to half of the others, a vote for another value to the rest."""
         if not isinstance(message, Vote) or message.value == BOTTOM:
             return (action,)
@@ -72,7 +63,7 @@ class DoubleVoter(Liar):
         second = self.vote(message.round, message.period, message.step, other)
         return self.split(action.data, second, action.urgency)
 
-    def hear(self, peer: int, data: bytes) -> Sequence[Action]:
+    def hear(self, peer: int, data: bytes) -> Sequence[ev.Action]:
         """Vote as others do, also in further steps, and show it to one or two of them."""
         if not data or data[0] not in (Kind.VOTE, Kind.LEAD):
             return ()
@@ -92,7 +83,7 @@ class DoubleVoter(Liar):
         made = [self.vote(message.round, message.period, step, message.value) for step in steps]
         if self.lucky(4):
             made.append(self.vote(message.round, message.period, Step.DOWN, BOTTOM))
-        return [Send(victim, data, Urgency.VOTE) for victim in victims for data in made]
+        return [ev.Send(victim, data, ev.Urgency.VOTE) for victim in victims for data in made]
 
     def _known(self, message: Vote | Lead) -> list[Digest]:
         known = self._values.setdefault((message.round, message.period), [])
@@ -108,7 +99,7 @@ class HiddenBlock(Liar):
         self._kind = self.words.below(3)
         self._victims = self.others()[::2]
 
-    def outgoing(self, action: Broadcast, message: Message | None) -> Sequence[Action]:
+    def outgoing(self, action: ev.Broadcast, message: Message | None) -> Sequence[ev.Action]:
         """Its lead, unless it is a worker that does not lead."""
         return () if isinstance(message, Lead) and self._kind == 0 else (action,)
 
@@ -136,15 +127,15 @@ class BlockForger(Liar):
         """Another block in the place of this one; None: this one will do."""
         raise NotImplementedError
 
-    def other(self, action: Action) -> Sequence[Action]:
+    def other(self, action: ev.Action) -> Sequence[ev.Action]:
         """When the honest player keeps its block, make and keep another too."""
-        if isinstance(action, Keep):
+        if isinstance(action, ev.Keep):
             block = self.forge(read_block(action.data))
             if block is not None:
                 digest = block.header.digest
                 self._made[action.digest] = digest
                 number = block.header.round
-                self.node.memory.put(BlobKind.BLOCK, digest, block.encode(), number)
+                self.node.memory.put(ev.BlobKind.BLOCK, digest, block.encode(), number)
         return (action,)
 
     def forged(self, message: Message | None) -> bytes | None:
@@ -178,8 +169,8 @@ class BlockForger(Liar):
         )
         digest = None if data is None else aggregate.model_digest(self.genesis.params.shapes, data)
         if data is not None and digest is not None:
-            self.node.memory.put(BlobKind.MODEL, digest, data, block.header.round)
-        return draft.block(valid, Combined(job, digest, radius))
+            self.node.memory.put(ev.BlobKind.MODEL, digest, data, block.header.round)
+        return draft.block(valid, ev.Combined(job, digest, radius))
 
     def draft(self, block: Block, ballots: Sequence[messages.BallotMessage]) -> Draft:
         """The draft of a block with these ballots."""
@@ -227,10 +218,10 @@ class BadBlock(BlockForger):
     kind: str | None = None
     """The one of `kinds` to make; None: a random one each time."""
 
-    def outgoing(self, action: Broadcast, message: Message | None) -> Sequence[Action]:
+    def outgoing(self, action: ev.Broadcast, message: Message | None) -> Sequence[ev.Action]:
         """The lead of a forged block instead of its lead."""
         forged = self.forged(message)
-        return (action,) if forged is None else (Broadcast(forged, action.urgency),)
+        return (action,) if forged is None else (ev.Broadcast(forged, action.urgency),)
 
     def forge(self, block: Block) -> Block | None:
         """The block with one of the faults in `kinds`."""
@@ -313,7 +304,7 @@ class TwoBlocks(BlockForger):
         second = self.with_ballots(block, block.ballots[1:])
         return None if second is None or second.header.digest == block.header.digest else second
 
-    def outgoing(self, action: Broadcast, message: Message | None) -> Sequence[Action]:
+    def outgoing(self, action: ev.Broadcast, message: Message | None) -> Sequence[ev.Action]:
         """Two leads for one period."""
         forged = self.forged(message)
         return (action,) if forged is None else self.split(action.data, forged, action.urgency)
@@ -389,7 +380,9 @@ class Several:
     def __init__(self, parts: Sequence[Liar]) -> None:
         self._parts = tuple(parts)
 
-    def act(self, node: SimulatedNode, event: Event, actions: Sequence[Action]) -> Sequence[Action]:
+    def act(
+        self, node: SimulatedNode, event: ev.Event, actions: Sequence[ev.Action]
+    ) -> Sequence[ev.Action]:
         """What the actions are after all behaviours."""
         for part in self._parts:
             actions = part.act(node, event, actions)
