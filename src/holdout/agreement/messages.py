@@ -299,11 +299,11 @@ HEADER_BYTES_MAX = 1_024
 ENVELOPE_BYTES_MAX = 64 * WORKERS_MAX
 BUNDLE_BYTES_MAX = 256 * WORKERS_MAX
 
+SignedMessage: TypeAlias = Update | BallotMessage | Lead | Vote
+"""What a worker signs in a role of a round, once."""
+
 Message: TypeAlias = (
-    Update
-    | BallotMessage
-    | Lead
-    | Vote
+    SignedMessage
     | Bundle
     | Evidence
     | Finished

@@ -23,28 +23,12 @@ from collections.abc import Callable, Sequence
 from typing import assert_never
 
 from holdout.agreement import events as ev
+from holdout.agreement import messages as msg
 from holdout.agreement import wire
 from holdout.agreement.chain_sync import ChainAnswers, ChainSync, EarlyMessages
 from holdout.agreement.context import Attendance, PlayerContext
-from holdout.agreement.draws import SignedMessage
 from holdout.agreement.headers import BlockKind, Header, Ledger, read_header
 from holdout.agreement.keys import Signer, Verifier
-from holdout.agreement.messages import (
-    BallotMessage,
-    Behind,
-    Bundle,
-    Evidence,
-    Finished,
-    GetBlocks,
-    GetUpdates,
-    HeadAnswer,
-    HeadQuery,
-    Kind,
-    Lead,
-    Message,
-    Update,
-    Vote,
-)
 from holdout.agreement.params import Genesis, Limits, Mode, Timing
 from holdout.agreement.round import Round
 from holdout.agreement.safety import NEVER, Phase, Safety, SigningMemory, read_safety
@@ -70,8 +54,8 @@ class Player:
         *,
         timing: Timing,
         safety: bytes | None,
-        finished: Sequence[Finished] = (),
-        decode: Callable[[bytes], Unverified[Message]] = wire.decode,
+        finished: Sequence[msg.Finished] = (),
+        decode: Callable[[bytes], Unverified[msg.Message]] = wire.decode,
         tools: Tools | None = None,
     ) -> None:
         """Start from what the worker's store holds.
@@ -256,7 +240,7 @@ class Player:
             self._models[header.model] = None
         self._round.begin()
         if context.safety.mine or self.period:
-            behind = Behind(context.chain, self.round, self.period)
+            behind = msg.Behind(context.chain, self.round, self.period)
             context.emit(ev.Broadcast(behind.encode(), ev.Urgency.ANSWER))
             self._repeat_own()
         for peer, data, message in self._early_messages.take(self.round):
@@ -267,10 +251,10 @@ class Player:
         """Send again, and count again, what was signed before a crash."""
         context = self._context
         for slot, data in context.safety.mine.items():
-            if slot[0] in {Kind.LEAD, Kind.VOTE}:
+            if slot[0] in {msg.Kind.LEAD, msg.Kind.VOTE}:
                 context.send_again(slot)
             message = self._decode(data).claim
-            assert isinstance(message, Update | BallotMessage | Lead | Vote)  # noqa: S101
+            assert isinstance(message, msg.SignedMessage)  # noqa: S101
             context.uncounted.append(message)
 
     def _on_timer(self, timer: ev.Timer) -> None:
@@ -288,7 +272,7 @@ class Player:
 
     # -- the chain ------------------------------------------------------------------------------
 
-    def _decide(self, header: Header, certificate: Bundle) -> None:
+    def _decide(self, header: Header, certificate: msg.Bundle) -> None:
         """The current round has a certificate: it is decided for good."""
         validation = self._round.validation
         if validation.verdict(header.digest) is Validity.INVALID:
@@ -299,7 +283,7 @@ class Player:
         block = validation.block(header.digest)
         selected = None if block is None else tuple(proposer for proposer, _ in block.selection)
         self._ledger.append(header)
-        finished = Finished(header.encode(), certificate)
+        finished = msg.Finished(header.encode(), certificate)
         self._chain_sync.unsaved.append((finished, header, selected))
         self._follow()
 
@@ -366,20 +350,20 @@ class Player:
             return
         message = unverified.claim
         match message:
-            case Update() | BallotMessage() | Lead() | Vote():
+            case msg.Update() | msg.BallotMessage() | msg.Lead() | msg.Vote():
                 self._on_signed(peer, data, message)
-            case Bundle() | Evidence():
+            case msg.Bundle() | msg.Evidence():
                 self._on_gathered(peer, message)
-            case Finished():
+            case msg.Finished():
                 self._chain_sync.on_finished(peer, message, self._round)
-            case HeadAnswer():
+            case msg.HeadAnswer():
                 self._chain_sync.on_head_answer(peer, message)
-            case GetBlocks() | GetUpdates() | Behind() | HeadQuery():
+            case msg.GetBlocks() | msg.GetUpdates() | msg.Behind() | msg.HeadQuery():
                 self._answers.give(peer, message, self._chain_sync.decided, self._round)
             case _:
                 assert_never(message)
 
-    def _on_signed(self, peer: int, data: bytes, claim: SignedMessage) -> None:
+    def _on_signed(self, peer: int, data: bytes, claim: msg.SignedMessage) -> None:
         ahead = claim.round - self.round
         if claim.chain != self._context.chain:
             self._reject(peer, ev.MessageFault.WRONG_CHAIN)
@@ -394,9 +378,9 @@ class Player:
         else:
             self._chain_sync.on_ahead(peer, claim)
 
-    def _on_gathered(self, peer: int, message: Bundle | Evidence) -> None:
+    def _on_gathered(self, peer: int, message: msg.Bundle | msg.Evidence) -> None:
         """Take a bundle or evidence, which concern the current round only."""
-        if isinstance(message, Evidence):
+        if isinstance(message, msg.Evidence):
             if self._in_round:
                 self._round.receive_evidence(peer, message)
             else:
@@ -409,7 +393,7 @@ class Player:
         else:
             self._round.receive_bundle(peer, message)
 
-    def _on_early(self, peer: int, data: bytes, claim: SignedMessage) -> None:
+    def _on_early(self, peer: int, data: bytes, claim: msg.SignedMessage) -> None:
         """Keep a message of the coming round; its lottery is known, so it can be verified."""
         seed = self._ledger.seed(claim.round)
         if seed is None:

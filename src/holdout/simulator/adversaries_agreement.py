@@ -9,20 +9,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TypeAlias
 
-from holdout.agreement import aggregate, messages
+from holdout.agreement import aggregate
 from holdout.agreement import events as ev
+from holdout.agreement import messages as msg
 from holdout.agreement.blocks import Block, BlockKind, Draft, Tip, assemble, read_block, read_header
 from holdout.agreement.codec import BOTTOM
-from holdout.agreement.messages import (
-    Bundle,
-    Envelope,
-    Kind,
-    Lead,
-    Message,
-    Step,
-    Vote,
-    VoteSignature,
-)
 from holdout.errors import InvalidMessage
 from holdout.ids import Digest
 from holdout.seeds import stream
@@ -52,9 +43,9 @@ class DoubleVoter(Liar):
         super().__init__(node, liars)
         self._values: dict[tuple[int, int], list[Digest]] = {}
 
-    def outgoing(self, action: ev.Broadcast, message: Message | None) -> Sequence[ev.Action]:
+    def outgoing(self, action: ev.Broadcast, message: msg.Message | None) -> Sequence[ev.Action]:
         """Its vote to half of the others, a vote for another value to the rest."""
-        if not isinstance(message, Vote) or message.value == BOTTOM:
+        if not isinstance(message, msg.Vote) or message.value == BOTTOM:
             return (action,)
         others = [v for v in self._known(message) if v != message.value]
         if not others:
@@ -65,27 +56,27 @@ class DoubleVoter(Liar):
 
     def hear(self, peer: int, data: bytes) -> Sequence[ev.Action]:
         """Vote as others do, also in further steps, and show it to one or two of them."""
-        if not data or data[0] not in (Kind.VOTE, Kind.LEAD):
+        if not data or data[0] not in (msg.Kind.VOTE, msg.Kind.LEAD):
             return ()
         message = self.read(data)
-        if not isinstance(message, Vote | Lead) or message.worker in self.liars:
+        if not isinstance(message, msg.Vote | msg.Lead) or message.worker in self.liars:
             return ()
         if message.round < self.node.player.round:
             return ()
         if message.value != BOTTOM:
             self._known(message).append(message.value)
-        if isinstance(message, Lead) or not self.lucky(3):
+        if isinstance(message, msg.Lead) or not self.lucky(3):
             return ()
         steps = [message.step]
         if message.value != BOTTOM and self.lucky(2):
-            steps = [Step.SOFT, Step.CERT, Step.LATE, Step.REDO]
+            steps = [msg.Step.SOFT, msg.Step.CERT, msg.Step.LATE, msg.Step.REDO]
         victims = self.others()[: 1 + self.words.below(2)]
         made = [self.vote(message.round, message.period, step, message.value) for step in steps]
         if self.lucky(4):
-            made.append(self.vote(message.round, message.period, Step.DOWN, BOTTOM))
+            made.append(self.vote(message.round, message.period, msg.Step.DOWN, BOTTOM))
         return [ev.Send(victim, data, ev.Urgency.VOTE) for victim in victims for data in made]
 
-    def _known(self, message: Vote | Lead) -> list[Digest]:
+    def _known(self, message: msg.Vote | msg.Lead) -> list[Digest]:
         known = self._values.setdefault((message.round, message.period), [])
         del known[:-8]
         return known
@@ -99,9 +90,9 @@ class HiddenBlock(Liar):
         self._kind = self.words.below(3)
         self._victims = self.others()[::2]
 
-    def outgoing(self, action: ev.Broadcast, message: Message | None) -> Sequence[ev.Action]:
+    def outgoing(self, action: ev.Broadcast, message: msg.Message | None) -> Sequence[ev.Action]:
         """Its lead, unless it is a worker that does not lead."""
-        return () if isinstance(message, Lead) and self._kind == 0 else (action,)
+        return () if isinstance(message, msg.Lead) and self._kind == 0 else (action,)
 
     def serve(
         self, node: SimulatedNode, peer: int, digest: Digest, data: bytes | None
@@ -138,19 +129,19 @@ class BlockForger(Liar):
                 self.node.memory.put(ev.BlobKind.BLOCK, digest, block.encode(), number)
         return (action,)
 
-    def forged(self, message: Message | None) -> bytes | None:
+    def forged(self, message: msg.Message | None) -> bytes | None:
         """The lead of the forged block, in the place of this lead; None if there is none."""
-        if not isinstance(message, Lead) or message.original_period != message.period:
+        if not isinstance(message, msg.Lead) or message.original_period != message.period:
             return None
         value = self._made.get(message.value)
         if value is None:
             return None
-        part = messages.lead_part(
+        part = msg.lead_part(
             message.chain, message.round, message.period, self.index, message.period, value
         )
-        return self.sign(Kind.LEAD, part, message.envelope.proof)
+        return self.sign(msg.Kind.LEAD, part, message.envelope.proof)
 
-    def with_ballots(self, block: Block, ballots: Sequence[messages.BallotMessage]) -> Block | None:
+    def with_ballots(self, block: Block, ballots: Sequence[msg.BallotMessage]) -> Block | None:
         """The valid block with these ballots; None if it lacks the gradients to compute it."""
         draft = self.draft(block, ballots)
         payloads = {digest: self.node.memory.get(digest) for digest in draft.needs}
@@ -172,7 +163,7 @@ class BlockForger(Liar):
             self.node.memory.put(ev.BlobKind.MODEL, digest, data, block.header.round)
         return draft.block(valid, ev.Combined(job, digest, radius))
 
-    def draft(self, block: Block, ballots: Sequence[messages.BallotMessage]) -> Draft:
+    def draft(self, block: Block, ballots: Sequence[msg.BallotMessage]) -> Draft:
         """The draft of a block with these ballots."""
         header = block.header
         params = self.genesis.params
@@ -218,7 +209,7 @@ class BadBlock(BlockForger):
     kind: str | None = None
     """The one of `kinds` to make; None: a random one each time."""
 
-    def outgoing(self, action: ev.Broadcast, message: Message | None) -> Sequence[ev.Action]:
+    def outgoing(self, action: ev.Broadcast, message: msg.Message | None) -> Sequence[ev.Action]:
         """The lead of a forged block instead of its lead."""
         forged = self.forged(message)
         return (action,) if forged is None else (ev.Broadcast(forged, action.urgency),)
@@ -254,23 +245,23 @@ class BadBlock(BlockForger):
             case _:
                 return replace(block, header=replace(header, steps=header.steps + 1))
 
-    def _fewest(self, block: Block) -> list[messages.BallotMessage]:
+    def _fewest(self, block: Block) -> list[msg.BallotMessage]:
         """The liars' ballots, and only as many honest ones as a step still needs."""
         own = [b for b in block.ballots if b.worker in self.liars]
         honest = [b for b in block.ballots if b.worker not in self.liars]
         count = max(0, self.genesis.params.ballots_min - len(own))
         return own + honest[:count]
 
-    def _with_forged(self, block: Block) -> tuple[messages.BallotMessage, ...]:
+    def _with_forged(self, block: Block) -> tuple[msg.BallotMessage, ...]:
         """The ballots, with the first honest one forged."""
         victim = next((b for b in block.ballots if b.worker not in self.liars), None)
         if victim is None:
             return block.ballots
         entries = victim.entries[:1]
-        part = messages.ballot_part(
-            victim.chain, victim.round, victim.worker, victim.model, entries
+        part = msg.ballot_part(victim.chain, victim.round, victim.worker, victim.model, entries)
+        envelope = msg.Envelope(
+            msg.Kind.BALLOT, part, self.signer.sign(part), victim.envelope.proof
         )
-        envelope = Envelope(Kind.BALLOT, part, self.signer.sign(part), victim.envelope.proof)
         forged = replace(victim, entries=entries, envelope=envelope)
         return tuple(forged if ballot is victim else ballot for ballot in block.ballots)
 
@@ -278,7 +269,7 @@ class BadBlock(BlockForger):
         self,
         block: Block,
         *,
-        ballots: tuple[messages.BallotMessage, ...] | None = None,
+        ballots: tuple[msg.BallotMessage, ...] | None = None,
         selection: tuple[tuple[int, int], ...] | None = None,
     ) -> Block:
         """The block with other ballots or another selection, and a header with matching roots."""
@@ -304,7 +295,7 @@ class TwoBlocks(BlockForger):
         second = self.with_ballots(block, block.ballots[1:])
         return None if second is None or second.header.digest == block.header.digest else second
 
-    def outgoing(self, action: ev.Broadcast, message: Message | None) -> Sequence[ev.Action]:
+    def outgoing(self, action: ev.Broadcast, message: msg.Message | None) -> Sequence[ev.Action]:
         """Two leads for one period."""
         forged = self.forged(message)
         return (action,) if forged is None else self.split(action.data, forged, action.urgency)
@@ -325,26 +316,26 @@ class Completion:
         self._cluster = cluster
         self._liars = tuple(liars)
         self._words = stream(cluster.seed, "completion")
-        self._votes: dict[tuple[int, int, int, Digest], dict[int, VoteSignature]] = {}
+        self._votes: dict[tuple[int, int, int, Digest], dict[int, msg.VoteSignature]] = {}
         self._done: set[tuple[int, int, int, Digest]] = set()
         self._seen: set[bytes] = set()
 
     def __call__(self, source: int, target: int, data: bytes) -> int:
         """Look at what is sent, and delay nothing."""
-        if data and data[0] == Kind.VOTE and data not in self._seen:
+        if data and data[0] == msg.Kind.VOTE and data not in self._seen:
             self._seen.add(data)
             try:
                 message = self._cluster.decode(data).claim
             except InvalidMessage:
                 return 0
-            if isinstance(message, Vote) and message.worker not in self._liars:
+            if isinstance(message, msg.Vote) and message.worker not in self._liars:
                 self._count(message)
         return 0
 
-    def _count(self, vote: Vote) -> None:
+    def _count(self, vote: msg.Vote) -> None:
         slot = (vote.round, vote.period, vote.step, vote.value)
         marks = self._votes.setdefault(slot, {})
-        marks[vote.worker] = VoteSignature(
+        marks[vote.worker] = msg.VoteSignature(
             vote.worker, vote.envelope.signature, vote.envelope.proof
         )
         params = self._cluster.genesis.params
@@ -355,16 +346,16 @@ class Completion:
             self._complete(slot, dict(marks))
 
     def _complete(
-        self, slot: tuple[int, int, int, Digest], marks: dict[int, VoteSignature]
+        self, slot: tuple[int, int, int, Digest], marks: dict[int, msg.VoteSignature]
     ) -> None:
         cluster = self._cluster
         number, period, step, value = slot
         for liar in self._liars:
-            part = messages.vote_part(cluster.genesis.chain, number, period, step, liar, value)
-            marks[liar] = VoteSignature(liar, cluster.keys.signer(liar).sign(part), b"")
+            part = msg.vote_part(cluster.genesis.chain, number, period, step, liar, value)
+            marks[liar] = msg.VoteSignature(liar, cluster.keys.signer(liar).sign(part), b"")
         quorum = cluster.genesis.params.quorum
         chosen = tuple(marks[worker] for worker in sorted(marks)[:quorum])
-        bundle = Bundle(cluster.genesis.chain, number, period, step, value, chosen).encode()
+        bundle = msg.Bundle(cluster.genesis.chain, number, period, step, value, chosen).encode()
         honest = [w for w in range(len(cluster.nodes)) if w not in self._liars]
         for victim in self._words.sample(honest, 1 + self._words.below(2) % len(honest)):
             delay = self._words.below(2) * self._words.below(1 + 4 * cluster.timing.delay)

@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from holdout.agreement.blocks import read_block
 from holdout.agreement.events import Commit
 from holdout.agreement.headers import read_header
-from holdout.agreement.messages import BallotMessage, Bundle, Lead, Message, Update, Vote
+from holdout.agreement.messages import Bundle, Message, SignedMessage, Vote
 from holdout.agreement.params import Genesis, Mode, Params
 from holdout.agreement.wire import Unverified
 from holdout.errors import InvalidMessage
@@ -102,10 +102,7 @@ class Checker(Watcher):
         except InvalidMessage as error:
             self._broken("I5", f"{node.index} sends bytes that are no message: {error}")
             return
-        if (
-            not isinstance(message, Update | BallotMessage | Lead | Vote)
-            or message.worker != node.index
-        ):
+        if not isinstance(message, SignedMessage) or message.worker != node.index:
             return
         signed = message.envelope.signed
         period, step = getattr(message, "period", 0), getattr(message, "step", 0)
@@ -360,7 +357,7 @@ def _fields(item: object) -> list[str]:
     return names
 
 
-def _words(message: Update | BallotMessage | Lead | Vote) -> str:
+def _words(message: SignedMessage) -> str:
     kind = message.envelope.kind.name.lower()
     period = getattr(message, "period", None)
     where = "" if period is None else f" p{period} step {getattr(message, 'step', 0)}"

@@ -5,23 +5,8 @@ from functools import lru_cache
 from hashlib import sha256
 
 from holdout.agreement import events as ev
+from holdout.agreement import messages as msg
 from holdout.agreement.codec import BOTTOM
-from holdout.agreement.messages import (
-    BallotMessage,
-    Behind,
-    Bundle,
-    Evidence,
-    Finished,
-    GetBlocks,
-    GetUpdates,
-    HeadAnswer,
-    HeadQuery,
-    Lead,
-    Message,
-    Update,
-    Vote,
-    base_step,
-)
 from holdout.agreement.wire import decode, open_envelope
 from holdout.errors import InvalidMessage
 from holdout.ids import Digest
@@ -143,52 +128,52 @@ def message_text(data: bytes) -> str:
         return f"{len(data)} bytes that are no message ({error})"
 
 
-def describe(message: Message) -> str:  # noqa: C901  # One case for each kind.
+def describe(message: msg.Message) -> str:  # noqa: C901  # One case for each kind.
     """A message in a few words."""
     match message:
-        case Update():
+        case msg.Update():
             return f"update of {message.worker} r{message.round} {short(message.update_id)}"
-        case BallotMessage():
+        case msg.BallotMessage():
             names = ",".join(str(entry.proposer) for entry in message.entries)
             return f"ballot of {message.worker} r{message.round} for {names}"
-        case Lead():
+        case msg.Lead():
             again = "" if message.original_period == message.period else " again"
             return (
                 f"lead of {message.worker} r{message.round} p{message.period}"
                 f" {short(message.value)}{again}"
             )
-        case Vote():
+        case msg.Vote():
             return (
                 f"{step_text(message.step)} of {message.worker} r{message.round}"
                 f" p{message.period} {short(message.value)}"
             )
-        case Bundle():
+        case msg.Bundle():
             who = ",".join(str(mark.worker) for mark in message.marks)
             return (
                 f"bundle {step_text(message.step)} r{message.round} p{message.period}"
                 f" {short(message.value)} by {who}"
             )
-        case Evidence():
+        case msg.Evidence():
             try:
                 return f"evidence against {describe(open_envelope(message.first))}"
             except InvalidMessage:
                 return "evidence that does not read"
-        case Finished():
+        case msg.Finished():
             certificate = message.certificate
             return f"finished r{certificate.round} {short(certificate.value)}"
-        case GetBlocks():
+        case msg.GetBlocks():
             return f"asks for rounds {message.first} to {message.last}"
-        case GetUpdates():
+        case msg.GetUpdates():
             return f"asks for {len(message.update_ids)} updates of r{message.round}"
-        case Behind():
+        case msg.Behind():
             return f"is in r{message.round} p{message.period}"
-        case HeadQuery():
+        case msg.HeadQuery():
             return "asks how far the chain is"
-        case HeadAnswer():
+        case msg.HeadAnswer():
             return f"{message.worker} says: r{message.round} is finished"
 
 
 def step_text(step: int) -> str:
     """The kind of a step, and the recovery attempt if it is not the first."""
     attempt = max(0, step - 3) // 3
-    return base_step(step).name + (f"+{attempt}" if attempt else "")
+    return msg.base_step(step).name + (f"+{attempt}" if attempt else "")

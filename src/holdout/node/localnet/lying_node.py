@@ -14,9 +14,9 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
-from holdout.agreement import aggregate, messages, wire
+from holdout.agreement import aggregate, wire
 from holdout.agreement import events as ev
-from holdout.agreement.messages import BallotMessage, Envelope, Kind, Lead, Update, Vote
+from holdout.agreement import messages as msg
 from holdout.attacks.ballots import BallotView, coalition
 from holdout.errors import UserError
 from holdout.ids import Digest, ProposalId, WorkerId
@@ -42,7 +42,7 @@ LIES = (
     "silent",
 )
 """docs/operating.md says what each one does."""
-_FALSIFIED = (Kind.UPDATE, Kind.BALLOT, Kind.LEAD, Kind.VOTE)
+_FALSIFIED = (msg.Kind.UPDATE, msg.Kind.BALLOT, msg.Kind.LEAD, msg.Kind.VOTE)
 
 
 class ChosenLies:
@@ -156,18 +156,18 @@ class ChosenLies:
         message = wire.decode(data).claim
         worker = self._service.worker
         match message:
-            case Update():
+            case msg.Update():
                 gradient = os.urandom(4) * (message.size // 4)
                 payload = aggregate.payload_digest(gradient)
-                part = messages.update_part(
+                part = msg.update_part(
                     message.chain, message.round, worker, message.model, payload, message.size
                 )
-            case BallotMessage() if len(message.entries) > 1:
-                part = messages.ballot_part(
+            case msg.BallotMessage() if len(message.entries) > 1:
+                part = msg.ballot_part(
                     message.chain, message.round, worker, message.model, message.entries[1:]
                 )
-            case Vote() if any(message.value):
-                part = messages.vote_part(
+            case msg.Vote() if any(message.value):
+                part = msg.vote_part(
                     message.chain,
                     message.round,
                     message.period,
@@ -175,8 +175,8 @@ class ChosenLies:
                     worker,
                     Digest(os.urandom(32)),
                 )
-            case Lead():
-                part = messages.lead_part(
+            case msg.Lead():
+                part = msg.lead_part(
                     message.chain,
                     message.round,
                     message.period,
@@ -187,7 +187,7 @@ class ChosenLies:
             case _:
                 return None
         proof = message.envelope.proof
-        return Envelope(message.envelope.kind, part, self._signer.sign(part), proof).encode()
+        return msg.Envelope(message.envelope.kind, part, self._signer.sign(part), proof).encode()
 
     def _as_somebody_else(self, data: bytes) -> bytes:
         """A vote in another worker's name, with this one's signature."""
@@ -195,8 +195,8 @@ class ChosenLies:
         victim = self._others[0]
         chain = self._genesis.chain
         number = getattr(message, "round", 1)
-        part = messages.vote_part(chain, number, 0, 1, victim, Digest(os.urandom(32)))
-        return Envelope(Kind.VOTE, part, self._signer.sign(part)).encode()
+        part = msg.vote_part(chain, number, 0, 1, victim, Digest(os.urandom(32)))
+        return msg.Envelope(msg.Kind.VOTE, part, self._signer.sign(part)).encode()
 
     def _flood(self) -> None:
         """Send votes, random bytes and questions as fast as the network takes them."""
@@ -208,14 +208,14 @@ class ChosenLies:
             count += 1
             transport = self._service.transport
             number = self._service.player.round
-            part = messages.vote_part(chain, number, count % 2, 1, worker, Digest(os.urandom(32)))
+            part = msg.vote_part(chain, number, count % 2, 1, worker, Digest(os.urandom(32)))
             transport.broadcast(
-                Envelope(Kind.VOTE, part, self._signer.sign(part)).encode(), ev.Urgency.VOTE
+                msg.Envelope(msg.Kind.VOTE, part, self._signer.sign(part)).encode(), ev.Urgency.VOTE
             )
             transport.broadcast(os.urandom(1_000), ev.Urgency.VOTE)
             if isinstance(transport, ZenohTransport):
                 transport.publish(self._others[0], "all", os.urandom(100), ev.Urgency.VOTE)
-            transport.broadcast(messages.GetBlocks(chain, 1, 1 << 60).encode(), ev.Urgency.ANSWER)
+            transport.broadcast(msg.GetBlocks(chain, 1, 1 << 60).encode(), ev.Urgency.ANSWER)
             if count % 50 == 0:
                 transport.broadcast(os.urandom(100_000), ev.Urgency.ANSWER)
                 time.sleep(0)
