@@ -43,9 +43,7 @@ class Liar:
 
     # -- what a behaviour may change -------------------------------------------------------------
 
-    def act(
-        self, node: SimulatedNode, event: ev.Event, actions: Sequence[ev.Action]
-    ) -> Sequence[ev.Action]:
+    def act(self, event: ev.Event, actions: Sequence[ev.Action]) -> Sequence[ev.Action]:
         """Pass each action through `outgoing` or `other`, and add what `hear` says."""
         done: list[ev.Action] = []
         if type(event) is ev.Received:
@@ -69,9 +67,7 @@ class Liar:
         """What to do about a message, besides what its player does."""
         return ()
 
-    def serve(
-        self, node: SimulatedNode, peer: int, digest: Digest, data: bytes | None
-    ) -> bytes | None:
+    def serve(self, peer: int, digest: Digest, data: bytes | None) -> bytes | None:
         """What to answer a peer that wants a blob; None: nothing."""
         return data
 
@@ -142,17 +138,13 @@ class Liar:
 class Silent(Liar):
     """Z1: listens and says nothing."""
 
-    def act(
-        self, node: SimulatedNode, event: ev.Event, actions: Sequence[ev.Action]
-    ) -> Sequence[ev.Action]:
+    def act(self, event: ev.Event, actions: Sequence[ev.Action]) -> Sequence[ev.Action]:
         """All actions except sending."""
         return [
             a for a in actions if type(a) not in (ev.Send, ev.Broadcast, ev.Relay, ev.SendBlocks)
         ]
 
-    def serve(
-        self, node: SimulatedNode, peer: int, digest: Digest, data: bytes | None
-    ) -> bytes | None:
+    def serve(self, peer: int, digest: Digest, data: bytes | None) -> bytes | None:
         """No blob for anybody."""
         return None
 
@@ -315,9 +307,7 @@ class BadPayload(Liar):
         claimed = len(payload) if self.lucky(2) else len(bad)
         return (ev.Broadcast(self.update(message, bad, claimed), action.urgency),)
 
-    def serve(
-        self, node: SimulatedNode, peer: int, digest: Digest, data: bytes | None
-    ) -> bytes | None:
+    def serve(self, peer: int, digest: Digest, data: bytes | None) -> bytes | None:
         """Other bytes for a payload that it announced."""
         return self._mismatched.get(digest, data)
 
@@ -337,9 +327,7 @@ class Withholder(Liar):
             self._own[message.payload] = None
         return (action,)
 
-    def serve(
-        self, node: SimulatedNode, peer: int, digest: Digest, data: bytes | None
-    ) -> bytes | None:
+    def serve(self, peer: int, digest: Digest, data: bytes | None) -> bytes | None:
         """Nothing to its victims for its own payloads."""
         hidden = digest in self._own and (self._from_all or peer in self._victims)
         return None if hidden else data

@@ -94,9 +94,7 @@ class HiddenBlock(Liar):
         """Its lead, unless it is a worker that does not lead."""
         return () if isinstance(message, msg.Lead) and self._kind == 0 else (action,)
 
-    def serve(
-        self, node: SimulatedNode, peer: int, digest: Digest, data: bytes | None
-    ) -> bytes | None:
+    def serve(self, peer: int, digest: Digest, data: bytes | None) -> bytes | None:
         """Everything but the block, which its victims do not get."""
         if data is None or self._kind == 0:
             return data
@@ -371,20 +369,16 @@ class Several:
     def __init__(self, parts: Sequence[Liar]) -> None:
         self._parts = tuple(parts)
 
-    def act(
-        self, node: SimulatedNode, event: ev.Event, actions: Sequence[ev.Action]
-    ) -> Sequence[ev.Action]:
+    def act(self, event: ev.Event, actions: Sequence[ev.Action]) -> Sequence[ev.Action]:
         """What the actions are after all behaviours."""
         for part in self._parts:
-            actions = part.act(node, event, actions)
+            actions = part.act(event, actions)
         return actions
 
-    def serve(
-        self, node: SimulatedNode, peer: int, digest: Digest, data: bytes | None
-    ) -> bytes | None:
+    def serve(self, peer: int, digest: Digest, data: bytes | None) -> bytes | None:
         """What the answer is after all behaviours."""
         for part in self._parts:
-            data = part.serve(node, peer, digest, data)
+            data = part.serve(peer, digest, data)
         return data
 
 

@@ -28,15 +28,11 @@ MILLION = 1_000_000
 class Behaviour(Protocol):
     """What makes a worker Byzantine: all that it sends and serves passes through here."""
 
-    def act(
-        self, node: "SimulatedNode", event: ev.Event, actions: Sequence[ev.Action]
-    ) -> Sequence[ev.Action]:
+    def act(self, event: ev.Event, actions: Sequence[ev.Action]) -> Sequence[ev.Action]:
         """What the worker does about an event, given what an honest one would do."""
         ...
 
-    def serve(
-        self, node: "SimulatedNode", peer: int, digest: Digest, data: bytes | None
-    ) -> bytes | None:
+    def serve(self, peer: int, digest: Digest, data: bytes | None) -> bytes | None:
         """What it answers a peer that wants a blob it holds as `data`; None: nothing."""
         ...
 
@@ -56,7 +52,6 @@ class SimulatedNode:
     __slots__ = (
         "_asleep",
         "_crashes",
-        "_dispatch",
         "_inbox",
         "_learner",
         "_reject_seen",
@@ -101,23 +96,6 @@ class SimulatedNode:
         self.fetcher = SimulatedFetcher(self)
         self._asleep = True
         self._reject_seen = False
-        self._dispatch: dict[type, Callable[[Any], None]] = {
-            ev.Send: self._send,
-            ev.Broadcast: self._broadcast,
-            ev.Relay: self._relay,
-            ev.SendBlocks: self._send_blocks,
-            ev.SetTimer: self._set_timer,
-            ev.Compute: self._compute,
-            ev.Want: self._want,
-            ev.Keep: self._keep,
-            ev.Forget: self._forget,
-            ev.Commit: self._commit,
-            ev.Reject: self._reject,
-            ev.ReportEvidence: self._report,
-            ev.Alarm: self._alarm,
-            ev.Halt: self._halt,
-            ev.Entered: self._entered,
-        }
         self.player: Player
         self._learner: Learner
 
@@ -223,7 +201,7 @@ class SimulatedNode:
         actions: Sequence[ev.Action] = self.player.handle(event, self._local())
         cluster.steps += 1
         if self.behaviour is not None:
-            actions = self.behaviour.act(self, event, actions)
+            actions = self.behaviour.act(event, actions)
         if cluster.trace is not None:
             cluster.trace.record(cluster.agenda.now, self.index, event, actions)
         self._reject_seen = False
@@ -237,7 +215,6 @@ class SimulatedNode:
 
     def execute(self, actions: Sequence[ev.Action]) -> None:
         """Carry out actions in order; a planned crash may come between them."""
-        dispatch = self._dispatch
         dying: Crash | None = None
         for action in actions:
             if type(action) is ev.Persist:
@@ -247,7 +224,7 @@ class SimulatedNode:
                 if not self.up:
                     return
             else:
-                dispatch[type(action)](action)
+                self._do(action)
         if dying is not None:
             self.crash(dying)
 
@@ -269,71 +246,63 @@ class SimulatedNode:
 
     # -- actions -------------------------------------------------------------------------------
 
-    def _send(self, action: ev.Send) -> None:
+    def _do(self, action: ev.Action) -> None:  # noqa: C901  # One case for each kind of action.
+        network = self.cluster.network
+        match action:
+            case ev.Broadcast():
+                self._tell_watcher(action.data)
+                self._seen.add(action.data)  # So that copies relayed by others are dropped.
+                network.broadcast(self.index, action.data)
+            case ev.Relay():
+                network.relay(self.index, action.data, action.without)
+            case ev.Reject():
+                self._reject_seen = True
+                self.rejected[action.fault] += 1
+            case ev.Send():
+                self._tell_watcher(action.data)
+                if action.peer != self.index:
+                    network.send(self.index, action.peer, action.data)
+            case ev.SendBlocks():
+                finished = self.disk.finished[max(0, action.first - 1) : action.last]
+                batch = [item.encode() for item in finished]
+                network.send_in_order(self.index, action.peer, batch)
+            case ev.SetTimer():
+                delay = self._global(action.at) - self.cluster.agenda.now
+                self.later(max(0, delay), self.take, ev.TimerFired(action.timer))
+            case ev.Want():
+                self._want(action)
+            case ev.Compute():
+                duration = self.cluster.durations.of(action.job) * self.slowness
+                self.later(duration, self._compute, action.job)
+            case ev.Keep():
+                self.memory.put(ev.BlobKind.BLOCK, action.digest, action.data, self.player.round)
+            case ev.Forget():
+                self.disk.drop(self.memory.forget(action.before_round - 1))
+                self.cluster.forget(action.before_round - 1)
+                self.fetcher.forget(action.before_round)
+            case ev.Commit():
+                self.memory.committed(action.model)
+                self.commits[action.round] = action
+                if self.behaviour is None:
+                    self.cluster.watcher.committed(self, action)
+            case ev.Entered():
+                self._seen.clear()
+            case ev.ReportEvidence():
+                self.reports.append(action)
+            case ev.Alarm():
+                self.alarms.append(action.why)
+            case ev.Halt():
+                self.halted = action.why
+            case ev.Persist():
+                pass  # Done by `execute`, which a crash may interrupt there.
+
+    def _tell_watcher(self, data: bytes) -> None:
         if self.behaviour is None:
-            self.cluster.watcher.sent(self, action.data)
-        if action.peer != self.index:
-            self.cluster.network.send(self.index, action.peer, action.data)
-
-    def _broadcast(self, action: ev.Broadcast) -> None:
-        if self.behaviour is None:
-            self.cluster.watcher.sent(self, action.data)
-        self._seen.add(action.data)  # So that copies relayed by others are dropped.
-        self.cluster.network.broadcast(self.index, action.data)
-
-    def _relay(self, action: ev.Relay) -> None:
-        self.cluster.network.relay(self.index, action.data, action.without)
-
-    def _send_blocks(self, action: ev.SendBlocks) -> None:
-        finished = self.disk.finished[max(0, action.first - 1) : action.last]
-        batch = [item.encode() for item in finished]
-        self.cluster.network.send_in_order(self.index, action.peer, batch)
-
-    def _set_timer(self, action: ev.SetTimer) -> None:
-        delay = self._global(action.at) - self.cluster.agenda.now
-        self.later(max(0, delay), self._fire, action.timer)
-
-    def _fire(self, timer: ev.Timer) -> None:
-        self.take(ev.TimerFired(timer))
-
-    def _keep(self, action: ev.Keep) -> None:
-        self.memory.put(ev.BlobKind.BLOCK, action.digest, action.data, self.player.round)
-
-    def _forget(self, action: ev.Forget) -> None:
-        self.disk.drop(self.memory.forget(action.before_round - 1))
-        self.cluster.forget(action.before_round - 1)
-        self.fetcher.forget(action.before_round)
-
-    def _commit(self, action: ev.Commit) -> None:
-        self.memory.committed(action.model)
-        self.commits[action.round] = action
-        if self.behaviour is None:
-            self.cluster.watcher.committed(self, action)
-
-    def _reject(self, action: ev.Reject) -> None:
-        self._reject_seen = True
-        self.rejected[action.fault] += 1
-
-    def _report(self, action: ev.ReportEvidence) -> None:
-        self.reports.append(action)
-
-    def _alarm(self, action: ev.Alarm) -> None:
-        self.alarms.append(action.why)
-
-    def _halt(self, action: ev.Halt) -> None:
-        self.halted = action.why
-
-    def _entered(self, _: ev.Entered) -> None:
-        self._seen.clear()
+            self.cluster.watcher.sent(self, data)
 
     # -- learning ------------------------------------------------------------------------------
 
-    def _compute(self, action: ev.Compute) -> None:
-        self.later(
-            self.cluster.durations.of(action.job) * self.slowness, self._computed, action.job
-        )
-
-    def _computed(self, job: ev.Job) -> None:
+    def _compute(self, job: ev.Job) -> None:
         self.take(self._result(job))
 
     def _result(self, job: ev.Job) -> ev.Event:
@@ -401,5 +370,5 @@ class SimulatedNode:
         """What this worker answers a peer that wants a blob; None: nothing."""
         data = self.memory.get(digest)
         if self.behaviour is not None:
-            return self.behaviour.serve(self, peer, digest, data)
+            return self.behaviour.serve(peer, digest, data)
         return data
