@@ -8,15 +8,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import TypeAlias
 
-from holdout.agreement.codec import (
-    blob,
-    digest,
-    items,
-    text,
-    u8,
-    u32,
-    u64,
-)
+from holdout.agreement.codec import blob, digest, items, text, u8, u32, u64
 from holdout.ids import Digest
 
 PROOF_BYTES_MAX = 80

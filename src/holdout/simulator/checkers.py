@@ -19,6 +19,7 @@ soon as the honest votes and all liars together reach it, whether or not anybody
 stricter than waiting for it to happen.
 """
 
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -338,12 +339,9 @@ def weigh(thing: object) -> int:
         if isinstance(item, dict):
             total += len(item)
             stack += [*item.keys(), *item.values()]
-        elif isinstance(item, tuple | list | set | frozenset):
+        elif isinstance(item, tuple | list | set | frozenset | deque):
             total += len(item)
-            stack += list(item)
-        elif hasattr(item, "popleft"):
-            total += len(item)  # type: ignore[arg-type]
-            stack += list(item)  # type: ignore[call-overload]
+            stack += item
         else:
             stack += [getattr(item, name) for name in _fields(item) if hasattr(item, name)]
     return total
