@@ -244,11 +244,7 @@ class Draft:
         return list(first.values())
 
     def _block(
-        self,
-        kind: BlockKind,
-        selection: tuple[tuple[int, int], ...],
-        model: Digest,
-        radius: float,
+        self, kind: BlockKind, selection: tuple[tuple[int, int], ...], model: Digest, radius: float
     ) -> Block:
         tip = self.tip
         updates_root, ballots_root, evidence_root = self.roots

@@ -259,12 +259,7 @@ def self_selected_committee(
 
 
 def self_selection_is_safe(
-    n: int,
-    byzantine: int,
-    chosen: CommitteeSize,
-    risk: Risk,
-    *,
-    each_step: bool = True,
+    n: int, byzantine: int, chosen: CommitteeSize, risk: Risk, *, each_step: bool = True
 ) -> bool:
     """Whether a self-selected committee certifies two blocks as rarely as the risk demands."""
     left = risk.unsafe - two_quorums(n, byzantine, chosen.size, chosen.quorum)

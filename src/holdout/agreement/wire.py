@@ -90,14 +90,10 @@ def decode_envelope(data: bytes) -> msg.Envelope:
     return decode_with(data, read)
 
 
-def open_envelope(
-    envelope: msg.Envelope,
-) -> msg.SignedMessage | msg.HeadAnswer:
+def open_envelope(envelope: msg.Envelope) -> msg.SignedMessage | msg.HeadAnswer:
     """The message that an envelope holds; raises `InvalidMessage`."""
 
-    def read(
-        reader: Reader,
-    ) -> msg.SignedMessage | msg.HeadAnswer:
+    def read(reader: Reader) -> msg.SignedMessage | msg.HeadAnswer:
         if reader.blob(16) != _TAGS[envelope.kind]:
             raise InvalidMessage("the signed part is of a different kind than the message")
         chain = reader.digest()

@@ -52,10 +52,7 @@ MakeMisbehaviour = Callable[[Service, Identity, Network], Misbehaviour]
 
 
 def run_node(
-    path: Path,
-    *,
-    until: int | None = None,
-    make_misbehaviour: MakeMisbehaviour | None = None,
+    path: Path, *, until: int | None = None, make_misbehaviour: MakeMisbehaviour | None = None
 ) -> None:
     """Run the node of this folder until it is told to stop or cannot go on.
 

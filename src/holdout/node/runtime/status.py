@@ -100,10 +100,7 @@ class Reporter:
                 "learner": 0 if pid is None else memory_bytes(pid),
             },
             "cpu": {"node": time.process_time()},
-            "bytes": {
-                "sent": dict(self.transport.sent),
-                "received": dict(self.transport.received),
-            },
+            "bytes": {"sent": dict(self.transport.sent), "received": dict(self.transport.received)},
             "seconds": {"up": time.monotonic() - self.began, **service.spent.as_dict()},
             "held": {"messages": player.held(), "blobs": self.blobs.size, "inbox": len(self.inbox)},
         }
