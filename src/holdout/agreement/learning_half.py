@@ -72,10 +72,6 @@ class LearningMessages:
         """The update header with this id, if it is in hand."""
         return self._by_id.get(update_id)
 
-    def proposers_of(self, payload: Digest) -> tuple[int, ...]:
-        """The workers whose updates announce this payload."""
-        return tuple(self._proposers.get(payload, ()))
-
     def announced(self) -> Mapping[Digest, list[int]]:
         """The payloads that update headers in hand announce, each with its proposers."""
         return self._proposers

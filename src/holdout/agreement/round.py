@@ -222,7 +222,7 @@ class Round:
     def _note_proposers(self, payload: Digest) -> None:
         """A proposer counts as heard once its gradient is here: a header alone is cheap."""
         if payload in self.learning_messages.payloads:
-            for worker in self.learning_messages.proposers_of(payload):
+            for worker in self.learning_messages.announced().get(payload, ()):
                 self.context.attendance.note(msg.Kind.UPDATE, worker, self.number)
 
     def _needs_payloads(self) -> bool:

@@ -107,7 +107,10 @@ def shuffled(  # noqa: PLR0917  # The order in which it is hashed.
 
 def genesis_seeds(chain: Digest) -> tuple[Digest, Digest]:
     """Q[-1] and Q[0], the seeds of rounds 1 and 2."""
-    return (digest("seed-genesis", blob(chain), u8(1)), digest("seed-genesis", blob(chain), u8(0)))
+    return (
+        digest("seed-genesis", blob(chain), u8(1)),
+        digest("seed-genesis", blob(chain), u8(0)),
+    )
 
 
 def seed_alpha(chain: Digest, round_number: int, seed_in: Digest) -> bytes:

@@ -127,7 +127,7 @@ class _Node:
         )
         self.service.evidence.update(worker for worker, _, _ in store.evidence())
         if make_misbehaviour is not None:
-            self.service.misbehaviour = make_misbehaviour(
+            self.service.jobs.misbehaviour = make_misbehaviour(
                 self.service, folder.identity, folder.network
             )
 
@@ -293,7 +293,7 @@ class _Node:
 
     def _serve(self, asker: int, question: str) -> bytes | None:
         del asker
-        misbehaviour = self.service.misbehaviour
+        misbehaviour = self.service.jobs.misbehaviour
         kind = question.partition("/")[0]
         if misbehaviour is not None and misbehaviour.withholds(BlobKind(int(kind))):
             return None

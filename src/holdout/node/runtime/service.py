@@ -27,7 +27,7 @@ from holdout.node.network.gossip import Gossip
 from holdout.node.network.queues import Dropped, Inbox, is_agreement
 from holdout.node.network.transport import Transport
 from holdout.node.runtime.archive import Archive
-from holdout.node.runtime.jobs import Jobs, Misbehaviour
+from holdout.node.runtime.jobs import Jobs
 from holdout.node.runtime.learner_client import LearnerClient
 from holdout.node.runtime.measure import Counters, Idle, Spent, stopwatch
 from holdout.node.runtime.pacing import Pacing, Timers, now
@@ -84,9 +84,7 @@ class Service:
         self.halted: str | None = None
         self._idle = Idle(spent)
         self._archive = archive
-        self._jobs = Jobs(
-            self._params, worker, learner=learner, blobs=blobs, pacing=pacing, log=log
-        )
+        self.jobs = Jobs(self._params, worker, learner=learner, blobs=blobs, pacing=pacing, log=log)
         self._events: deque[ev.Event] = deque()
         self._timers = Timers()
         self._awake = asyncio.Event()
@@ -101,15 +99,6 @@ class Service:
         self.transport: Transport
         self.gossip: Gossip
         self._fetcher: Fetcher
-
-    @property
-    def misbehaviour(self) -> Misbehaviour | None:
-        """How this node lies; None: it does not."""
-        return self._jobs.misbehaviour
-
-    @misbehaviour.setter
-    def misbehaviour(self, misbehaviour: Misbehaviour | None) -> None:
-        self._jobs.misbehaviour = misbehaviour
 
     def attach(self, transport: Transport, gossip: Gossip, fetcher: Fetcher) -> None:
         """Add the network, whose parts need this object to exist."""
@@ -177,7 +166,7 @@ class Service:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self._learner.close()
         self._archive.close()
-        self._jobs.close()
+        self.jobs.close()
 
     async def _step(self) -> bool:
         """Handle one timer, event or message; False: there is none."""
@@ -227,8 +216,8 @@ class Service:
         with stopwatch(self.spent, "protocol"):
             actions: Sequence[ev.Action] = self.player.handle(event, at)
         self.spent.protocol -= self.spent.crypto - crypto
-        if self.misbehaviour is not None:
-            actions = self.misbehaviour.act(actions)
+        if self.jobs.misbehaviour is not None:
+            actions = self.jobs.misbehaviour.act(actions)
         self._rejected = False
         if isinstance(event, ev.TimerFired) and actions:
             self._idle.ended_by_timer()
@@ -308,9 +297,9 @@ class Service:
         self._log.round = action.round
         self._log.debug("entered", period=action.period)
         self.counters.periods += action.period > 0
-        if action.round == self._jobs.round:
+        if action.round == self.jobs.round:
             return
-        self._jobs.round = action.round
+        self.jobs.round = action.round
         self.gossip.entered(action.round)
         self.gossip.beat(action.period)
         self._pacing.began(now())
@@ -386,7 +375,7 @@ class Service:
     async def _computed(self, job: ev.Job) -> None:
         self._computing += 1
         try:
-            event = await self._jobs.result(job, self._steps)
+            event = await self.jobs.result(job, self._steps)
         finally:
             self._computing -= 1
         self._tell(event)

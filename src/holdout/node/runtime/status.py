@@ -120,7 +120,6 @@ class Reporter:
     def metrics(self) -> str:
         """The report's numbers in Prometheus's text format."""
         report = self.report()
-        sent, received = report["bytes"]["sent"], report["bytes"]["received"]
         return prometheus(
             {
                 "round": report["round"],
@@ -144,8 +143,8 @@ class Reporter:
                 "worker_failures_total": report["worker_failures"],
                 "memory_bytes": report["memory"],
                 "cpu_seconds_total": report["cpu"]["node"],
-                "sent_bytes_total": sent,
-                "received_bytes_total": received,
+                "sent_bytes_total": report["bytes"]["sent"],
+                "received_bytes_total": report["bytes"]["received"],
                 "seconds_total": report["seconds"],
             },
             report["node"],
