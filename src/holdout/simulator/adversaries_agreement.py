@@ -12,8 +12,9 @@ from typing import TypeAlias
 from holdout.agreement import aggregate
 from holdout.agreement import events as ev
 from holdout.agreement import messages as msg
-from holdout.agreement.blocks import Block, BlockKind, Draft, Tip, assemble, read_block, read_header
+from holdout.agreement.blocks import Block, Draft, assemble, read_block
 from holdout.agreement.codec import BOTTOM
+from holdout.agreement.headers import BlockKind, Tip, read_header
 from holdout.errors import InvalidMessage
 from holdout.ids import Digest
 from holdout.seeds import stream
@@ -153,13 +154,11 @@ class BlockForger(Liar):
         model = self.node.memory.get(job.model)
         if model is None:
             return None
-        data, radius = aggregate.combine(
-            model, [known[p] for p in job.payloads], radius=job.radius, rate=job.rate
-        )
-        digest = None if data is None else aggregate.model_digest(self.genesis.params.shapes, data)
-        if data is not None and digest is not None:
-            self.node.memory.put(ev.BlobKind.MODEL, digest, data, block.header.round)
-        return draft.block(valid, ev.Combined(job, digest, radius))
+        chosen = [known[payload] for payload in job.payloads]
+        data, combined = aggregate.combined(job, model, chosen, self.genesis.params)
+        if data is not None and combined.model is not None:
+            self.node.memory.put(ev.BlobKind.MODEL, combined.model, data, block.header.round)
+        return draft.block(valid, combined)
 
     def draft(self, block: Block, ballots: Sequence[msg.BallotMessage]) -> Draft:
         """The draft of a block with these ballots."""

@@ -124,16 +124,9 @@ class Jobs:
         payloads = self._payloads(job.payloads)
         if payloads is None:
             return ev.JobFailed(job)
-
-        def combine() -> tuple[bytes | None, Digest | None, float]:
-            data, radius = aggregate.combine(model, payloads, radius=job.radius, rate=job.rate)
-            if data is None:
-                return None, None, radius
-            return data, aggregate.model_digest(self._params.shapes, data), radius
-
-        data, digest, radius = await asyncio.get_running_loop().run_in_executor(
-            self._thread, combine
+        data, combined = await asyncio.get_running_loop().run_in_executor(
+            self._thread, aggregate.combined, job, model, payloads, self._params
         )
-        if data is not None and digest is not None:
-            self._blobs.put(ev.BlobKind.MODEL, digest, data, self.round)
-        return ev.Combined(job, digest, radius)
+        if data is not None and combined.model is not None:
+            self._blobs.put(ev.BlobKind.MODEL, combined.model, data, self.round)
+        return combined
