@@ -38,19 +38,6 @@ from holdout.agreement.wire import decode_envelope, open_envelope, read_evidence
 from holdout.errors import InvalidMessage, MisuseError
 from holdout.ids import Digest
 
-__all__ = [
-    "Block",
-    "BlockKind",
-    "Draft",
-    "Header",
-    "Tip",
-    "assemble",
-    "block_bytes_max",
-    "inspect",
-    "read_block",
-    "read_header",
-]
-
 M = TypeVar("M", msg.Update, msg.BallotMessage)
 
 

@@ -46,7 +46,6 @@ class Chain:
     genesis: Genesis
     verifier: Verifier
     headers: dict[int, Header] = field(default_factory=dict)
-    _outputs: dict[bytes, bytes | None] = field(default_factory=dict)
     _drawn: dict[tuple[int, str, int, int, int], bool] = field(default_factory=dict)
     _shuffles: dict[tuple[int, str | int], tuple[int, ...]] = field(default_factory=dict)
 

@@ -12,9 +12,10 @@ from functools import lru_cache, partial
 from typing import TypeVar
 
 from holdout.agreement import aggregate, safety, sizing, wire
-from holdout.agreement.blocks import Block, Draft, Tip, inspect, read_block
+from holdout.agreement.blocks import Block, Draft, inspect, read_block
 from holdout.agreement.draws import Draws
 from holdout.agreement.events import BlobKind, Combine, Commit, Job, Judge, Propose
+from holdout.agreement.headers import Tip
 from holdout.agreement.keys import Memo, SimulatedKeys, Verifier
 from holdout.agreement.messages import Bundle, Message, Vote
 from holdout.agreement.params import MILLISECOND, Genesis, Mode, Params, Timing

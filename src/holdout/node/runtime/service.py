@@ -67,7 +67,6 @@ class Service:
 
         With `until`, the node takes part up to that round.
         """
-        self._genesis = genesis
         self._params = genesis.params
         self.worker = worker
         self.player = player
