@@ -18,21 +18,8 @@ from holdout.agreement.headers import BlockKind, Tip, read_header
 from holdout.errors import InvalidMessage
 from holdout.ids import Digest
 from holdout.seeds import stream
-from holdout.simulator.adversaries import (
-    BadPayload,
-    Copycat,
-    Flooder,
-    Latecomer,
-    Liar,
-    Poisoner,
-    Replayer,
-    ShortBallots,
-    Silent,
-    TwoBallots,
-    TwoUpdates,
-    Withholder,
-    WrongCredentials,
-)
+from holdout.simulator import adversaries
+from holdout.simulator.adversaries import Liar
 from holdout.simulator.cluster import Cluster
 from holdout.simulator.nodes import SimulatedNode
 
@@ -386,18 +373,18 @@ MakeLiar: TypeAlias = Callable[[SimulatedNode, Sequence[int]], Liar]
 
 # Plans are drawn from this table, so its order decides what the liars of a seed do.
 BEHAVIOURS: dict[str, MakeLiar] = {
-    "Z2": TwoUpdates,
-    "Z3": TwoBallots,
-    "Z8": BadPayload,
-    "Z9": Withholder,
-    "Z10": Latecomer,
-    "Z21": Copycat,
-    "Z22": ShortBallots,
-    "poison": Poisoner,
-    "Z1": Silent,
-    "Z5": WrongCredentials,
-    "Z7": Replayer,
-    "Z20": Flooder,
+    "Z2": adversaries.TwoUpdates,
+    "Z3": adversaries.TwoBallots,
+    "Z8": adversaries.BadPayload,
+    "Z9": adversaries.Withholder,
+    "Z10": adversaries.Latecomer,
+    "Z21": adversaries.Copycat,
+    "Z22": adversaries.ShortBallots,
+    "poison": adversaries.Poisoner,
+    "Z1": adversaries.Silent,
+    "Z5": adversaries.WrongCredentials,
+    "Z7": adversaries.Replayer,
+    "Z20": adversaries.Flooder,
     "Z4": DoubleVoter,
     "Z11": HiddenBlock,
     "Z12": BadBlock,
