@@ -21,7 +21,7 @@ from holdout.node.logs import Log, divert_output
 from holdout.node.membership.genesis import Network
 from holdout.node.membership.identity import AUTHORITY, CERTIFICATE, TLS, WARN_BEFORE, Identity
 from holdout.node.membership.members import KEYS
-from holdout.node.membership.network_parameters import notes_on
+from holdout.node.membership.network_creation import notes_on
 from holdout.node.network.blobs import Blobs, Fetcher
 from holdout.node.network.gossip import Gossip
 from holdout.node.network.queues import Allowance, Inbox
