@@ -52,8 +52,15 @@ class Uses:
 
     def add(self, module: str, tree: ast.Module) -> None:
         """Note what a module says."""
+        aliases = {
+            alias.asname: alias.name
+            for node in ast.walk(tree)
+            if isinstance(node, ast.ImportFrom)
+            for alias in node.names
+            if alias.asname
+        }
         for owner, within, node in _walk(tree):
-            for name in _reads(module, node):
+            for name in _reads(module, node, aliases):
                 self.read_in.setdefault(name, []).append(within)
             if isinstance(node, ast.Call):
                 self._add_call(node, owner)
@@ -143,7 +150,7 @@ def read_trees(root: Path, *folders: str) -> dict[str, ast.Module]:
     return trees
 
 
-def _reads(module: str, node: ast.AST) -> Iterator[str]:
+def _reads(module: str, node: ast.AST, aliases: dict[str, str]) -> Iterator[str]:
     match node:
         case ast.Name(id=name, ctx=ast.Load()):
             yield f"{module}:{name}"
@@ -152,7 +159,7 @@ def _reads(module: str, node: ast.AST) -> Iterator[str]:
         case ast.Attribute(value=value, attr=name, ctx=ast.Load()):
             yield f".{name}"
             if isinstance(value, ast.Name):
-                yield f"{value.id}.{name}"
+                yield f"{aliases.get(value.id, value.id)}.{name}"
         case ast.Call(func=ast.Name(id="getattr"), args=[_, ast.Constant(value=name), *_]):
             yield f".{name}"
         # A plug-in is named as "package.module:name"; an annotation may be a string.

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from holdout.data import datasets
+from holdout.data import datasets, files
 from holdout.data.datasets import Dataset, load, standardised
 from holdout.errors import DataError, DottedNameError
 
@@ -194,7 +194,7 @@ def test_files_of_the_right_form_but_the_wrong_content_are_not_mnist(tmp_path, d
 def test_a_flipped_bit_is_found_before_the_file_is_parsed(tmp_path, tiny_cifar10, monkeypatch):
     source, _ = tiny_cifar10
     monkeypatch.setitem(datasets.SOURCES, "cifar10", source)
-    monkeypatch.setattr(datasets, "read_cifar", lambda *_, **__: pytest.fail("parsed"))
+    monkeypatch.setattr(files, "read_cifar", lambda *_, **__: pytest.fail("parsed"))
     for known in source.files:
         (tmp_path / known.name).write_bytes(bytes(known.size))
     with pytest.raises(DataError, match="data_batch_1: damaged, or another file of that name"):
@@ -210,7 +210,7 @@ def test_cifar_batches_are_joined_in_order(tmp_path, tiny_cifar10, batches, monk
     own = load("cifar10", path=tmp_path, normalise=False)
     assert own.x_train.shape == (15, 3, 32, 32)
     assert own.x_test.shape == (3, 3, 32, 32)
-    first, _ = datasets.read_cifar(batches["data_batch_2"], path=folder)
+    first, _ = files.read_cifar(batches["data_batch_2"], path=folder)
     assert torch.equal(own.x_train[3:6], torch.from_numpy(first / np.float32(255)))
 
 

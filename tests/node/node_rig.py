@@ -24,7 +24,7 @@ from holdout.node.localnet.launcher import free_ports
 from holdout.node.membership import members, network_creation
 from holdout.node.membership.genesis import DataDescription, Parameters
 from holdout.node.membership.model_files import describe_model
-from holdout.node.membership.network_parameters import usual_parameters
+from holdout.node.membership.network_creation import usual_parameters
 from holdout.node.runtime.folder import join
 from holdout.node.runtime.status import ask_status
 from holdout.node.storage.audit import audit, opened

@@ -14,7 +14,7 @@ from tests.node.node_rig import Network as Processes
 from holdout.commands import run_command
 from holdout.node.localnet.launcher import free_ports
 from holdout.node.membership.genesis import Network
-from holdout.node.membership.network_parameters import usual_parameters
+from holdout.node.membership.network_creation import usual_parameters
 
 NAMES = ("alice", "bob", "carol", "dave")
 

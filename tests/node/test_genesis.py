@@ -10,7 +10,7 @@ from holdout.node.membership import members, network_creation
 from holdout.node.membership.genesis import GENESIS, DataDescription, Network
 from holdout.node.membership.members import read_member, read_share_file
 from holdout.node.membership.model_files import MODEL, describe_model, load_model, save_model
-from holdout.node.membership.network_parameters import usual_parameters
+from holdout.node.membership.network_creation import usual_parameters
 from holdout.node.runtime.folder import join
 
 

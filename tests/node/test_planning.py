@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from holdout.agreement import sizing
 from holdout.errors import ConfigError, UserError
 from holdout.node.membership.genesis import Parameters
-from holdout.node.membership.network_parameters import (
+from holdout.node.membership.network_creation import (
     plan_parameters,
     read_byzantine,
     read_parameters,

@@ -54,7 +54,7 @@ class Puppet(Silent):
 
     serves = False
 
-    def serve(self, node, peer, digest, data):  # noqa: ARG002  # As every behaviour.
+    def serve(self, peer, digest, data):  # noqa: ARG002  # As every behaviour.
         return data if self.serves else None
 
 

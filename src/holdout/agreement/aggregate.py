@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from holdout.agreement.blocks import read_block
 from holdout.agreement.codec import blob, digest, f64, items, u32
-from holdout.agreement.events import BlobKind
+from holdout.agreement.events import BlobKind, Combine, Combined
 from holdout.agreement.params import Params
 from holdout.errors import InvalidMessage, MisuseError
 from holdout.ids import Digest
@@ -153,6 +153,15 @@ def combine(
             return None, _next_radius(norms, radius)
     weights[sizes < SMALLEST] = 0.0
     return weights.astype(_SINGLE).tobytes(), _next_radius(norms, radius)
+
+
+def combined(
+    job: Combine, model: bytes, payloads: Sequence[bytes], params: Params
+) -> tuple[bytes | None, Combined]:
+    """The next model that a job asks for, None if it would not be finite; and the job's result."""
+    data, radius = combine(model, payloads, radius=job.radius, rate=job.rate)
+    named = None if data is None else model_digest(params.shapes, data)
+    return data, Combined(job, named, radius)
 
 
 def _next_radius(norms: Sequence[float], radius: float) -> float:

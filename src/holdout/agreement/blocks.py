@@ -16,6 +16,7 @@ from functools import cached_property
 from itertools import pairwise
 from typing import TypeVar
 
+from holdout.agreement import messages as msg
 from holdout.agreement.codec import Reader, blob, decode, items, u32
 from holdout.agreement.counting import Count, tally
 from holdout.agreement.draws import Draws
@@ -32,36 +33,12 @@ from holdout.agreement.headers import (
     selection_root,
 )
 from holdout.agreement.keys import SIGNATURE_BYTES, Verifier
-from holdout.agreement.messages import (
-    ENVELOPE_BYTES_MAX,
-    HEADER_BYTES_MAX,
-    PROOF_BYTES_MAX,
-    WORKERS_MAX,
-    BallotMessage,
-    Evidence,
-    HeadAnswer,
-    Kind,
-    Update,
-)
 from holdout.agreement.params import PROTOCOL_VERSION, Genesis, Params
 from holdout.agreement.wire import decode_envelope, open_envelope, read_evidence
 from holdout.errors import InvalidMessage, MisuseError
 from holdout.ids import Digest
 
-__all__ = [
-    "Block",
-    "BlockKind",
-    "Draft",
-    "Header",
-    "Tip",
-    "assemble",
-    "block_bytes_max",
-    "inspect",
-    "read_block",
-    "read_header",
-]
-
-M = TypeVar("M", Update, BallotMessage)
+M = TypeVar("M", msg.Update, msg.BallotMessage)
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,13 +46,13 @@ class Block:
     """A header and what it commits to."""
 
     header: Header
-    updates: tuple[Update, ...]
+    updates: tuple[msg.Update, ...]
     """Exactly the updates that the ballots name, ascending by proposer."""
-    ballots: tuple[BallotMessage, ...]
+    ballots: tuple[msg.BallotMessage, ...]
     """Ascending by voter."""
     selection: tuple[tuple[int, int], ...]
     """The union-consensus: (proposer, approvals), ascending; empty in a NOOP."""
-    evidence: tuple[Evidence, ...]
+    evidence: tuple[msg.Evidence, ...]
     """Ascending by (kind, worker)."""
 
     def encode(self) -> bytes:
@@ -93,7 +70,7 @@ class Block:
 
 # ---------------------------------------------------------------------------------------- reading
 
-_NESTED_BYTES_MAX = ENVELOPE_BYTES_MAX + SIGNATURE_BYTES + PROOF_BYTES_MAX + 16
+_NESTED_BYTES_MAX = msg.ENVELOPE_BYTES_MAX + SIGNATURE_BYTES + msg.PROOF_BYTES_MAX + 16
 
 
 def read_block(data: bytes) -> Block:
@@ -107,19 +84,19 @@ def read_block(data: bytes) -> Block:
 
 def block_bytes_max(params: Params) -> int:
     """The size limit for fetching a block: no valid block of this network is larger."""
-    envelope = 512 + PROOF_BYTES_MAX + SIGNATURE_BYTES
+    envelope = 512 + msg.PROOF_BYTES_MAX + SIGNATURE_BYTES
     ballot = envelope + 40 * params.workers
     # Updates and ballots of everybody, and two pieces of evidence against everybody.
-    return HEADER_BYTES_MAX + params.workers * (envelope + ballot + 2 * 2 * ballot + 8)
+    return msg.HEADER_BYTES_MAX + params.workers * (envelope + ballot + 2 * 2 * ballot + 8)
 
 
 def _read_block(reader: Reader) -> Block:
     return Block(
-        read_header(reader.blob(HEADER_BYTES_MAX)),
-        reader.items(lambda r: _read_nested(r, Update), WORKERS_MAX),
-        reader.items(lambda r: _read_nested(r, BallotMessage), WORKERS_MAX),
-        reader.items(lambda r: (r.u32(), r.u32()), WORKERS_MAX),
-        reader.items(read_evidence, 2 * WORKERS_MAX),
+        read_header(reader.blob(msg.HEADER_BYTES_MAX)),
+        reader.items(lambda r: _read_nested(r, msg.Update), msg.WORKERS_MAX),
+        reader.items(lambda r: _read_nested(r, msg.BallotMessage), msg.WORKERS_MAX),
+        reader.items(lambda r: (r.u32(), r.u32()), msg.WORKERS_MAX),
+        reader.items(read_evidence, 2 * msg.WORKERS_MAX),
     )
 
 
@@ -155,10 +132,10 @@ def _form_fault(block: Block) -> str | None:
     return "the roots in the header are not those of the body"
 
 
-def _accused(evidence: Evidence) -> tuple[Kind, int]:
+def _accused(evidence: msg.Evidence) -> tuple[msg.Kind, int]:
     """The kind of message, and the worker, that evidence accuses."""
     message = open_envelope(evidence.first)
-    if isinstance(message, HeadAnswer):
+    if isinstance(message, msg.HeadAnswer):
         raise InvalidMessage("two answers about the head are not evidence")
     return evidence.first.kind, message.worker
 
@@ -176,9 +153,9 @@ class Draft:
     original_period: int
     seed: Digest
     seed_proof: bytes
-    updates: tuple[Update, ...]
-    ballots: tuple[BallotMessage, ...]
-    evidence: tuple[Evidence, ...]
+    updates: tuple[msg.Update, ...]
+    ballots: tuple[msg.BallotMessage, ...]
+    evidence: tuple[msg.Evidence, ...]
     convicted: frozenset[int]
     """The workers that the evidence proves to have equivocated; what they sent does not count."""
     known_roots: BodyRoots | None = field(default=None, compare=False)
@@ -204,7 +181,7 @@ class Draft:
         return sum(ballot.worker not in self.convicted for ballot in self.ballots)
 
     @cached_property
-    def passing(self) -> tuple[tuple[Update, int], ...]:
+    def passing(self) -> tuple[tuple[msg.Update, int], ...]:
         """The updates that reach both thresholds, ascending, each with its approvals.
 
         Empty if there are too few ballots for a step.
@@ -245,20 +222,16 @@ class Draft:
         selection = tuple((update.worker, count) for update, count in self._selected(valid))
         return self._block(BlockKind.STEP, selection, combined.model, combined.radius)
 
-    def _selected(self, valid: Mapping[Digest, bool]) -> list[tuple[Update, int]]:
+    def _selected(self, valid: Mapping[Digest, bool]) -> list[tuple[msg.Update, int]]:
         # A copied gradient counts once, for the proposer with the smallest index.
-        first: dict[Digest, tuple[Update, int]] = {}
+        first: dict[Digest, tuple[msg.Update, int]] = {}
         for update, approvals in self.passing:
             if valid[update.payload]:
                 first.setdefault(update.payload, (update, approvals))
         return list(first.values())
 
     def _block(
-        self,
-        kind: BlockKind,
-        selection: tuple[tuple[int, int], ...],
-        model: Digest,
-        radius: float,
+        self, kind: BlockKind, selection: tuple[tuple[int, int], ...], model: Digest, radius: float
     ) -> Block:
         tip = self.tip
         updates_root, ballots_root, evidence_root = self.roots
@@ -292,9 +265,9 @@ def assemble(
     original_period: int,
     seed: Digest,
     seed_proof: bytes,
-    updates: Mapping[int, Update],
-    ballots: Mapping[int, BallotMessage],
-    evidence: Iterable[Evidence],
+    updates: Mapping[int, msg.Update],
+    ballots: Mapping[int, msg.BallotMessage],
+    evidence: Iterable[msg.Evidence],
 ) -> Draft:
     """A leader's draft.
 
@@ -311,7 +284,7 @@ def assemble(
         evidence: Proven equivocation of this round. At most one piece for each kind and worker is
             taken; if there are too many, evidence on updates and ballots goes first.
     """
-    proven: dict[tuple[Kind, int], Evidence] = {}
+    proven: dict[tuple[msg.Kind, int], msg.Evidence] = {}
     for item in evidence:
         proven.setdefault(_accused(item), item)
     accused = sorted(proven)[: 2 * genesis.params.workers]
@@ -338,7 +311,7 @@ def assemble(
     )
 
 
-def _counted(ballots: Iterable[BallotMessage], convicted: frozenset[int]) -> list[list[int]]:
+def _counted(ballots: Iterable[msg.BallotMessage], convicted: frozenset[int]) -> list[list[int]]:
     """The proposers on each ballot that counts, without the convicted ones."""
     return [
         [entry.proposer for entry in ballot.entries if entry.proposer not in convicted]
@@ -430,7 +403,7 @@ def _selection_fault(block: Block, draft: Draft) -> str | None:
 
 
 def _messages_fault(
-    name: str, messages: Sequence[Update] | Sequence[BallotMessage], tip: Tip, draws: Draws
+    name: str, messages: Sequence[msg.Update] | Sequence[msg.BallotMessage], tip: Tip, draws: Draws
 ) -> str | None:
     for message in messages:
         if message.model != tip.model:

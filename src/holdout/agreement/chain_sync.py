@@ -13,33 +13,12 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from holdout.agreement import events as ev
+from holdout.agreement import messages as msg
 from holdout.agreement.codec import digest, u32, u64
 from holdout.agreement.context import PlayerContext
-from holdout.agreement.draws import Draws, SignedMessage
-from holdout.agreement.events import (
-    Broadcast,
-    MessageFault,
-    Reject,
-    Send,
-    SendBlocks,
-    Urgency,
-)
+from holdout.agreement.draws import Draws
 from holdout.agreement.headers import Header, Ledger, link_fault, read_header
-from holdout.agreement.messages import (
-    WORKERS_MAX,
-    Behind,
-    Bundle,
-    Envelope,
-    Finished,
-    GetBlocks,
-    GetUpdates,
-    HeadAnswer,
-    HeadQuery,
-    Kind,
-    Step,
-    Vote,
-    head_part,
-)
 from holdout.agreement.params import Limits, Timing
 from holdout.agreement.round import Round
 from holdout.agreement.wire import Unverified
@@ -67,9 +46,9 @@ class Pace:
             start, count = now, 0
         if count >= self.burst:
             return False
-        if peer not in self._spent and len(self._spent) >= WORKERS_MAX:
+        if peer not in self._spent and len(self._spent) >= msg.WORKERS_MAX:
             self._forget(now)
-            if len(self._spent) >= WORKERS_MAX:
+            if len(self._spent) >= msg.WORKERS_MAX:
                 return False
         self._spent[peer] = (start, count + 1)
         return True
@@ -117,7 +96,7 @@ def peer_for(worker: int, round_number: int, count: int, workers: int) -> int:
 
 @dataclass(slots=True)
 class _Kept:
-    messages: dict[bytes, tuple[int, SignedMessage]] = field(default_factory=dict)
+    messages: dict[bytes, tuple[int, msg.SignedMessage]] = field(default_factory=dict)
     """The messages, by their bytes, each with the peer that it came from."""
     of_worker: Counter[int] = field(default_factory=Counter)
 
@@ -133,27 +112,27 @@ class EarlyMessages:
         self._per_worker = per_worker
         self._rounds: dict[int, _Kept] = {}
 
-    def fault(self, data: bytes, claim: SignedMessage) -> MessageFault | None:
+    def fault(self, data: bytes, claim: msg.SignedMessage) -> ev.MessageFault | None:
         """Why a message is dropped without being verified; None if it should be verified."""
         kept = self._rounds.get(claim.round)
         if kept is None:
             return None
         if data in kept.messages:
-            return MessageFault.DUPLICATE
-        return MessageFault.SURPLUS if kept.of_worker[claim.worker] >= self._per_worker else None
+            return ev.MessageFault.DUPLICATE
+        return ev.MessageFault.SURPLUS if kept.of_worker[claim.worker] >= self._per_worker else None
 
     def add(
-        self, peer: int, data: bytes, verified: SignedMessage | MessageFault
-    ) -> MessageFault | None:
+        self, peer: int, data: bytes, verified: msg.SignedMessage | ev.MessageFault
+    ) -> ev.MessageFault | None:
         """Keep a message if it was verified; otherwise return its fault."""
-        if isinstance(verified, MessageFault):
+        if isinstance(verified, ev.MessageFault):
             return verified
         kept = self._rounds.setdefault(verified.round, _Kept())
         kept.messages[data] = (peer, verified)
         kept.of_worker[verified.worker] += 1
         return None
 
-    def take(self, round_number: int) -> list[tuple[int, bytes, SignedMessage]]:
+    def take(self, round_number: int) -> list[tuple[int, bytes, msg.SignedMessage]]:
         """The messages kept for the round that begins now; those of earlier rounds are dropped."""
         kept = self._rounds.get(round_number, _Kept())
         self._rounds = {n: later for n, later in self._rounds.items() if n > round_number}
@@ -178,56 +157,56 @@ class ChainAnswers:
     def give(
         self,
         peer: int,
-        question: GetBlocks | GetUpdates | Behind | HeadQuery,
+        question: msg.GetBlocks | msg.GetUpdates | msg.Behind | msg.HeadQuery,
         decided: int,
         current: Round,
     ) -> None:
         """Answer from the rounds up to `decided` and from what the current round holds."""
         if question.chain != self._context.chain:
-            self._context.emit(Reject(peer, MessageFault.WRONG_CHAIN))
+            self._context.emit(ev.Reject(peer, ev.MessageFault.WRONG_CHAIN))
             return
         if not self._pace.allows(peer, self._context.now):
-            self._context.emit(Reject(peer, MessageFault.SURPLUS))
+            self._context.emit(ev.Reject(peer, ev.MessageFault.SURPLUS))
             return
         match question:
-            case GetBlocks() if not 1 <= question.first <= question.last:
-                self._context.emit(Reject(peer, MessageFault.MALFORMED))
-            case GetBlocks():
+            case msg.GetBlocks() if not 1 <= question.first <= question.last:
+                self._context.emit(ev.Reject(peer, ev.MessageFault.MALFORMED))
+            case msg.GetBlocks():
                 self._send_blocks(peer, question.first, min(question.last, decided))
-            case GetUpdates():
+            case msg.GetUpdates():
                 self._send_updates(peer, question, current)
-            case Behind():
+            case msg.Behind():
                 self._send_blocks(peer, question.round, decided)
                 if question.round == current.number:
                     self._send_bundles(peer, current)
-            case HeadQuery():
+            case msg.HeadQuery():
                 self._tell_head(peer, question.nonce, decided)
 
     def _send_blocks(self, peer: int, first: int, last: int) -> None:
         last = min(last, first + self._context.limits.blocks_per_answer - 1)
         if 1 <= first <= last:
-            self._context.emit(SendBlocks(peer, first, last))
+            self._context.emit(ev.SendBlocks(peer, first, last))
 
-    def _send_updates(self, peer: int, question: GetUpdates, current: Round) -> None:
+    def _send_updates(self, peer: int, question: msg.GetUpdates, current: Round) -> None:
         if question.round != current.number:
             return
         # Each update once: a short question must not call for an answer many times its size.
         for update_id in dict.fromkeys(question.update_ids):
             update = current.learning_messages.update(update_id)
             if update is not None:
-                self._context.emit(Send(peer, update.envelope.encode(), Urgency.UPDATE))
+                self._context.emit(ev.Send(peer, update.envelope.encode(), ev.Urgency.UPDATE))
 
     def _send_bundles(self, peer: int, current: Round) -> None:
         for bundle in current.periods.progress_bundles():
-            self._context.emit(Send(peer, bundle.encode(), Urgency.VOTE))
+            self._context.emit(ev.Send(peer, bundle.encode(), ev.Urgency.VOTE))
 
     def _tell_head(self, peer: int, nonce: bytes, decided: int) -> None:
-        part = head_part(self._context.chain, nonce, self._context.worker, decided)
-        envelope = Envelope(Kind.HEAD_ANSWER, part, self._context.signer.sign(part))
-        self._context.emit(Send(peer, envelope.encode()))
+        part = msg.head_part(self._context.chain, nonce, self._context.worker, decided)
+        envelope = msg.Envelope(msg.Kind.HEAD_ANSWER, part, self._context.signer.sign(part))
+        self._context.emit(ev.Send(peer, envelope.encode()))
 
 
-Unsaved = tuple[Finished, Header, tuple[int, ...] | None]
+Unsaved = tuple[msg.Finished, Header, tuple[int, ...] | None]
 """A decided round, and the proposers selected in it, if they are known."""
 
 
@@ -235,7 +214,7 @@ class ChainSync:
     """Follows the chain: knows where it stands and how far others claim to be."""
 
     def __init__(
-        self, context: PlayerContext, ledger: Ledger, decide: Callable[[Header, Bundle], None]
+        self, context: PlayerContext, ledger: Ledger, decide: Callable[[Header, msg.Bundle], None]
     ) -> None:
         """At first nobody is known to be ahead.
 
@@ -251,7 +230,7 @@ class ChainSync:
         self._help = Pace(context.timing.delay, BURST)
         self._decide = decide
         self._catchup = Catchup(context.timing, context.limits)
-        self._ahead: dict[int, tuple[int, Finished]] = {}
+        self._ahead: dict[int, tuple[int, msg.Finished]] = {}
         self.unsaved: list[Unsaved] = []
         """Rounds that are decided but not in the store, because the newest model is not here."""
         self.questions = 0
@@ -277,33 +256,33 @@ class ChainSync:
             self._context.genesis, self._context.verifier, round_number=round_number, seed=seed
         )
 
-    def _reject(self, peer: int, fault: MessageFault) -> None:
-        self._context.emit(Reject(peer, fault))
+    def _reject(self, peer: int, fault: ev.MessageFault) -> None:
+        self._context.emit(ev.Reject(peer, fault))
 
     # -- certificates -----------------------------------------------------------------------------
 
-    def on_finished(self, peer: int, finished: Finished, current: Round) -> None:
+    def on_finished(self, peer: int, finished: msg.Finished, current: Round) -> None:
         """Take a header and its certificate from a peer; neither was checked before."""
         certificate = finished.certificate
         try:
             header = read_header(finished.header)
         except InvalidMessage:
-            self._reject(peer, MessageFault.MALFORMED)
+            self._reject(peer, ev.MessageFault.MALFORMED)
             return
         matches = (certificate.value, certificate.round) == (header.digest, header.round)
-        if not matches or certificate.step != Step.CERT:
-            self._reject(peer, MessageFault.MALFORMED)
+        if not matches or certificate.step != msg.Step.CERT:
+            self._reject(peer, ev.MessageFault.MALFORMED)
         elif certificate.chain != self._context.chain:
-            self._reject(peer, MessageFault.WRONG_CHAIN)
+            self._reject(peer, ev.MessageFault.WRONG_CHAIN)
         elif header.round < self.round:
-            self._reject(peer, MessageFault.STALE)
+            self._reject(peer, ev.MessageFault.STALE)
         elif header.round > self.round:
             self._on_later(peer, header.round, finished)
         else:
             self._check(peer, header, certificate, current)
             self._take_ahead(current)
 
-    def _on_later(self, peer: int, number: int, finished: Finished) -> None:
+    def _on_later(self, peer: int, number: int, finished: msg.Finished) -> None:
         """Keep a certificate whose turn has not come.
 
         It cannot be verified while the chain before it is missing, but what is obviously wrong is
@@ -311,9 +290,9 @@ class ChainSync:
         """
         marks = finished.certificate.marks
         if len(marks) < self._context.params.quorum:
-            self._reject(peer, MessageFault.NO_QUORUM)
+            self._reject(peer, ev.MessageFault.NO_QUORUM)
         elif marks[-1].worker >= self._context.params.workers:
-            self._reject(peer, MessageFault.UNKNOWN_WORKER)
+            self._reject(peer, ev.MessageFault.UNKNOWN_WORKER)
         else:
             self._catchup.claim(number + 1)
             if number < self.round + self._context.limits.blocks_per_answer:
@@ -328,16 +307,16 @@ class ChainSync:
         for past in [number for number in self._ahead if number < self.round]:
             del self._ahead[past]
 
-    def _check(self, peer: int, header: Header, certificate: Bundle, current: Round) -> None:
+    def _check(self, peer: int, header: Header, certificate: msg.Bundle, current: Round) -> None:
         context, tip = self._context, self._ledger.tip()
         if link_fault(header, tip, context.genesis, context.verifier) is not None:
-            self._reject(peer, MessageFault.INVALID_BLOCK)
+            self._reject(peer, ev.MessageFault.INVALID_BLOCK)
             return
         draws = current.draws
         if draws.round != header.round:  # Several rounds behind: `current` is an older one.
             draws = self.draws_of(header.round, tip.seed_in)
         verified = draws.verify_bundle(Unverified(certificate), current.periods.tracker.seen)
-        if isinstance(verified, MessageFault):
+        if isinstance(verified, ev.MessageFault):
             self._reject(peer, verified)
             return
         self._decide(header, verified)
@@ -346,20 +325,20 @@ class ChainSync:
 
     # -- others are ahead, or behind --------------------------------------------------------------
 
-    def on_ahead(self, peer: int, claim: SignedMessage) -> None:
+    def on_ahead(self, peer: int, claim: msg.SignedMessage) -> None:
         """A message of a later round: if a member really signed it, ask for what is missing."""
         if not self._is_signed(claim.worker, claim.envelope):
-            self._reject(peer, MessageFault.WRONG_SIGNATURE)
+            self._reject(peer, ev.MessageFault.WRONG_SIGNATURE)
             return
-        self._reject(peer, MessageFault.TOO_EARLY)
+        self._reject(peer, ev.MessageFault.TOO_EARLY)
         self._catchup.claim(claim.round)
         self._ask(peer)
 
-    def on_old(self, peer: int, claim: SignedMessage) -> None:
+    def on_old(self, peer: int, claim: msg.SignedMessage) -> None:
         """A message of an earlier round: if its sender is stuck there, send the certificate."""
-        self._reject(peer, MessageFault.STALE)
+        self._reject(peer, ev.MessageFault.STALE)
         late = claim.round == self.round - 1
-        stuck = isinstance(claim, Vote) and (claim.step > Step.CERT or claim.period > 0)
+        stuck = isinstance(claim, msg.Vote) and (claim.step > msg.Step.CERT or claim.period > 0)
         if not (late or stuck) or not self._is_signed(claim.worker, claim.envelope):
             return
         if late:
@@ -367,16 +346,16 @@ class ChainSync:
         other = self._context.worker != claim.worker
         # Counted only after the signature is checked: forged votes must not use up the help.
         if stuck and other and self._help.allows(claim.worker, self._context.now):
-            self._context.emit(SendBlocks(claim.worker, claim.round, claim.round))
+            self._context.emit(ev.SendBlocks(claim.worker, claim.round, claim.round))
 
-    def _is_signed(self, worker: int, envelope: Envelope) -> bool:
+    def _is_signed(self, worker: int, envelope: msg.Envelope) -> bool:
         key = self._context.genesis.roster[worker].signing
         return self._context.verifier.signature(key, envelope.signed, envelope.signature)
 
     def _ask(self, peer: int) -> None:
         wanted = self._catchup.request(self.round, peer, self._context.now)
         if wanted is not None:
-            self._context.emit(Send(peer, GetBlocks(self._context.chain, *wanted).encode()))
+            self._context.emit(ev.Send(peer, msg.GetBlocks(self._context.chain, *wanted).encode()))
 
     def ask_if_behind(self) -> None:
         """Ask some peer for the rounds that others claim to have decided."""
@@ -386,8 +365,8 @@ class ChainSync:
 
     def tell_somebody(self) -> None:
         """Tell some peer, a different one each time, where this worker stands."""
-        behind = Behind(self._context.chain, self.round, 0)
-        self._context.emit(Send(self._some_peer(), behind.encode()))
+        behind = msg.Behind(self._context.chain, self.round, 0)
+        self._context.emit(ev.Send(self._some_peer(), behind.encode()))
 
     def _some_peer(self) -> int:
         params = self._context.params
@@ -399,21 +378,21 @@ class ChainSync:
         """If the memory is lost, ask everybody how far the chain is, until enough have answered."""
         memory = self._context.memory
         if memory.lost and memory.recoverable:
-            query = HeadQuery(self._context.chain, memory.nonce)
-            self._context.emit(Broadcast(query.encode(), Urgency.ANSWER))
+            query = msg.HeadQuery(self._context.chain, memory.nonce)
+            self._context.emit(ev.Broadcast(query.encode(), ev.Urgency.ANSWER))
 
-    def on_head_answer(self, peer: int, answer: HeadAnswer) -> None:
+    def on_head_answer(self, peer: int, answer: msg.HeadAnswer) -> None:
         """Take a member's answer to how far the chain is."""
         memory = self._context.memory
         wanted = (
             memory.lost and answer.nonce == memory.nonce and answer.chain == self._context.chain
         )
         if not wanted or answer.worker in {self._context.worker, *memory.answers}:
-            self._reject(peer, MessageFault.UNASKED)
+            self._reject(peer, ev.MessageFault.UNASKED)
         elif answer.worker >= self._context.params.workers:
-            self._reject(peer, MessageFault.UNKNOWN_WORKER)
+            self._reject(peer, ev.MessageFault.UNKNOWN_WORKER)
         elif not self._is_signed(answer.worker, answer.envelope):
-            self._reject(peer, MessageFault.WRONG_SIGNATURE)
+            self._reject(peer, ev.MessageFault.WRONG_SIGNATURE)
         else:
             memory.answers[answer.worker] = answer.round
             self._catchup.claim(answer.round + 1)

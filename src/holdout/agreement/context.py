@@ -9,10 +9,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
-from holdout.agreement.draws import SignedMessage
 from holdout.agreement.events import Action, BlobKind, Broadcast, Persist, Urgency
 from holdout.agreement.keys import Signer, Verifier
-from holdout.agreement.messages import BallotMessage, Envelope, Finished, Kind, Lead, Update, Vote
+from holdout.agreement.messages import Envelope, Finished, Kind, SignedMessage
 from holdout.agreement.params import Genesis, Limits, Params, Timing
 from holdout.agreement.safety import OwnSlot, Safety, SigningMemory
 from holdout.agreement.wire import open_envelope
@@ -108,7 +107,7 @@ class PlayerContext:
         self.persist(blobs)
         self.emit(Broadcast(data, URGENCY[slot[0]]))
         message = open_envelope(envelope)
-        assert isinstance(message, Update | BallotMessage | Lead | Vote)  # noqa: S101
+        assert isinstance(message, SignedMessage)  # noqa: S101
         self.uncounted.append(message)
 
     def send_again(self, slot: OwnSlot) -> None:

@@ -6,27 +6,16 @@ This is the only way from an unverified message to a verified one. Lottery outpu
 from collections.abc import Callable
 from typing import TypeAlias, TypeVar
 
+from holdout.agreement import messages as msg
 from holdout.agreement.events import MessageFault
 from holdout.agreement.keys import Memo, Signer, Verifier
-from holdout.agreement.messages import (
-    BallotMessage,
-    Bundle,
-    Envelope,
-    Evidence,
-    HeadAnswer,
-    Lead,
-    Update,
-    Vote,
-    vote_part,
-)
 from holdout.agreement.params import Genesis, Mode, RoleDraw
 from holdout.agreement.sortition import Role, alpha, drawn, priority, shuffled
 from holdout.agreement.wire import Unverified, open_envelope
 from holdout.errors import InvalidMessage
 from holdout.ids import Digest
 
-SignedMessage: TypeAlias = Update | BallotMessage | Lead | Vote
-S = TypeVar("S", bound=SignedMessage)
+S = TypeVar("S", bound=msg.SignedMessage)
 Seen: TypeAlias = Callable[[int, bytes, bytes], bool]
 """Whether a signature was verified before, by worker, signed bytes and signature."""
 
@@ -102,7 +91,7 @@ class Draws:
                 self._outputs.put(key, out)
         return out
 
-    def priority(self, lead: Lead) -> bytes:
+    def priority(self, lead: msg.Lead) -> bytes:
         """The priority of a verified lead; leaders are ranked by it, lowest first."""
         out = self.output(Role.LEADER, lead.worker, lead.envelope.proof, lead.period)
         assert out is not None  # noqa: S101  # The lead was verified.
@@ -116,7 +105,7 @@ class Draws:
         fault = self.fault(message)
         return message if fault is None else fault
 
-    def fault(self, message: SignedMessage) -> MessageFault | None:
+    def fault(self, message: msg.SignedMessage) -> MessageFault | None:
         """What is wrong with a message's network, round, signature or credential; or None."""
         if message.chain != self._genesis.chain:
             return MessageFault.WRONG_CHAIN
@@ -133,8 +122,8 @@ class Draws:
         return None
 
     def verify_bundle(
-        self, unverified: Unverified[Bundle], seen: Seen = nobody_seen
-    ) -> Bundle | MessageFault:
+        self, unverified: Unverified[msg.Bundle], seen: Seen = nobody_seen
+    ) -> msg.Bundle | MessageFault:
         """The bundle, if at least Q members of its committee signed the same vote."""
         bundle = unverified.claim
         if bundle.chain != self._genesis.chain:
@@ -146,7 +135,7 @@ class Draws:
         for mark in bundle.marks:
             if mark.worker >= self._params.workers:
                 return MessageFault.UNKNOWN_WORKER
-            signed = vote_part(
+            signed = msg.vote_part(
                 bundle.chain, bundle.round, bundle.period, bundle.step, mark.worker, bundle.value
             )
             key = self._genesis.roster[mark.worker].signing
@@ -159,19 +148,19 @@ class Draws:
                 return MessageFault.NOT_DRAWN
         return bundle
 
-    def convict(self, evidence: Evidence) -> SignedMessage | MessageFault:
+    def convict(self, evidence: msg.Evidence) -> msg.SignedMessage | MessageFault:
         """The first of the two messages, if they prove that their sender equivocated."""
         try:
             first, second = open_envelope(evidence.first), open_envelope(evidence.second)
         except InvalidMessage:
             return MessageFault.MALFORMED
-        if isinstance(first, HeadAnswer) or isinstance(second, HeadAnswer):
+        if isinstance(first, msg.HeadAnswer) or isinstance(second, msg.HeadAnswer):
             return MessageFault.NO_EVIDENCE
         if slot(first) != slot(second) or first.envelope.signed == second.envelope.signed:
             return MessageFault.NO_EVIDENCE
         return self.fault(first) or self.fault(second) or first
 
-    def _signed_by(self, worker: int, envelope: Envelope) -> bool:
+    def _signed_by(self, worker: int, envelope: msg.Envelope) -> bool:
         key = self._genesis.roster[worker].signing
         return self._verifier.signature(key, envelope.signed, envelope.signature)
 
@@ -220,18 +209,18 @@ class Draws:
                 return self._params.committee
 
 
-def _role(message: SignedMessage) -> tuple[Role, int, int]:
+def _role(message: msg.SignedMessage) -> tuple[Role, int, int]:
     match message:
-        case Update():
+        case msg.Update():
             return Role.PROPOSER, 0, 0
-        case BallotMessage():
+        case msg.BallotMessage():
             return Role.VOTER, 0, 0
-        case Lead():
+        case msg.Lead():
             return Role.LEADER, message.period, 0
-        case Vote():
+        case msg.Vote():
             return Role.COMMITTEE, message.period, message.step
 
 
-def slot(message: SignedMessage) -> tuple[int, int, Role, int, int]:
+def slot(message: msg.SignedMessage) -> tuple[int, int, Role, int, int]:
     """The slot that a message fills, each once: (worker, round, role, period, step)."""
     return message.worker, message.round, *_role(message)

@@ -20,11 +20,11 @@ _ORDER_TWO = bytes.fromhex("ec" + "ff" * 30 + "7f")  # (0, -1)
 
 
 class Ed25519Signer:
-    """The secret keys of one worker."""
+    """The secret keys of one worker, and `public`, the public ones."""
 
     def __init__(self, signing: bytes, public: PublicKeys, vrf: ecvrf.SecretKey) -> None:
         self._signing = signing
-        self._public = public
+        self.public = public
         self._vrf = vrf
 
     @classmethod
@@ -39,11 +39,6 @@ class Ed25519Signer:
         public, secret = sodium.crypto_sign_seed_keypair(signing_seed)
         vrf = ecvrf.SecretKey.from_seed(vrf_seed)
         return cls(secret, PublicKeys(public, vrf.public), vrf)
-
-    @property
-    def public(self) -> PublicKeys:
-        """The public keys of this worker."""
-        return self._public
 
     def sign(self, message: bytes) -> bytes:
         """An Ed25519 signature."""

@@ -8,38 +8,26 @@ import bisect
 from collections.abc import Iterable
 from fractions import Fraction
 
+from holdout.agreement import sizing
 from holdout.agreement.params import ATTEMPTS_MAX, Mode, RoleDraw
-from holdout.agreement.sizing import (
-    CommitteeSize,
-    NetworkSizes,
-    Risk,
-    as_share,
-    ballots_suffice,
-    certified,
-    check_population,
-    no_honest_leader,
-    no_majority,
-    self_selection_is_safe,
-    two_quorums,
-    voted_down,
-)
+from holdout.agreement.sizing import CommitteeSize, NetworkSizes, Risk
 from holdout.agreement.tails import Law, binomial, hypergeometric
 from holdout.voting.odds import any_of, majority_failure
 
 
 def shortfalls(chosen: NetworkSizes, *, n: int, f: Fraction | int, risk: Risk) -> tuple[str, ...]:
     """What fails more often with these sizes than the risk allows; empty if nothing does."""
-    liars = check_population(n, f)
+    liars = sizing.check_population(n, f)
     return (
         *_committee_shortfalls(chosen.mode, chosen.committee, n, liars, risk),
         *_majority_shortfalls(chosen, n, liars, risk),
-        *_ballot_shortfalls(chosen, n, liars, as_share(f, n), risk),
+        *_ballot_shortfalls(chosen, n, liars, sizing.as_share(f, n), risk),
     )
 
 
 def caveats(chosen: NetworkSizes, *, n: int, f: Fraction | int, risk: Risk) -> tuple[str, ...]:
     """What no size can guarantee: the assumptions, and what is left to chance."""
-    liars = check_population(n, f)
+    liars = sizing.check_population(n, f)
     spare = n - liars - chosen.committee.quorum
     said = [
         f"Nothing holds if more than B = {liars} of the {n} workers lie, collude, or stay away.",
@@ -75,7 +63,7 @@ def caveats(chosen: NetworkSizes, *, n: int, f: Fraction | int, risk: Risk) -> t
             "Some accepted update has no honest supporter, or a leader's choice of ballots decides,"
             f" with probability up to {risk.safety:g}."
         )
-    leaderless = no_honest_leader(n, liars, chosen.leaders)
+    leaderless = sizing.no_honest_leader(n, liars, chosen.leaders)
     if leaderless:
         said.append(
             f"A period has no honest leader with probability {leaderless:.2g}; it costs a period."
@@ -104,7 +92,8 @@ def committee_odds(
             return (
                 min(
                     1.0,
-                    two_quorums(n, byzantine, size, quorum) + _steps_bound(n, byzantine, chosen),
+                    sizing.two_quorums(n, byzantine, size, quorum)
+                    + _steps_bound(n, byzantine, chosen),
                 ),
                 binomial(n - byzantine, size, n).at_most(quorum - 1),
             )
@@ -115,7 +104,7 @@ def _steps_bound(n: int, byzantine: int, chosen: CommitteeSize) -> float:
     honest = n - byzantine
 
     def terms(split: int) -> tuple[float, float]:
-        return certified(n, byzantine, chosen, split), voted_down(n, chosen, split)
+        return sizing.certified(n, byzantine, chosen, split), sizing.voted_down(n, chosen, split)
 
     def crossed(split: int) -> bool:
         growing, falling = terms(split)
@@ -133,7 +122,7 @@ def _committee_shortfalls(
     said = []
     if unsafe > risk.unsafe and not (
         # In mode `self` the probability is a bound, and sizes are planned with a closer one.
-        mode is Mode.SELF and self_selection_is_safe(n, liars, chosen, risk)
+        mode is Mode.SELF and sizing.self_selection_is_safe(n, liars, chosen, risk)
     ):
         said.append(f"{name} could certify two blocks{_somewhere(unsafe, risk, risk.safety)}")
     if stuck > risk.stuck:
@@ -148,7 +137,7 @@ def _majority_shortfalls(chosen: NetworkSizes, n: int, liars: int, risk: Risk) -
         chance = (
             majority_failure(workers=n, byzantine=liars, drawn=drawn)
             if chosen.role_draw is RoleDraw.FIXED
-            else no_majority(n, liars, drawn)
+            else sizing.no_majority(n, liars, drawn)
         )
         if chance > risk.stuck / 2:
             where = _somewhere(chance, risk, risk.progress / 2)
@@ -175,7 +164,7 @@ def _ballot_shortfalls(
             " update may be accepted without one honest supporter"
             + _somewhere(many, risk, risk.safety)
         )
-    if not ballots_suffice(f, voters.ballots_min, voters.byzantine_max):
+    if not sizing.ballots_suffice(f, voters.ballots_min, voters.byzantine_max):
         said.append(
             f"M_min = {voters.ballots_min} honest ballots do not carry an update over the floor of"
             f" b_max + 1 = {voters.byzantine_max + 1}: liars may keep rounds from making a step"

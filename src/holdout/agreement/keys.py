@@ -172,11 +172,7 @@ class _SimulatedSigner:
     def __init__(self, signing: bytes, vrf: bytes) -> None:
         self.signing_secret = signing
         self.vrf_secret = vrf
-        self._public = PublicKeys(sha256(signing).digest(), sha256(vrf).digest())
-
-    @property
-    def public(self) -> PublicKeys:
-        return self._public
+        self.public = PublicKeys(sha256(signing).digest(), sha256(vrf).digest())
 
     def sign(self, message: bytes) -> bytes:
         return hmac.digest(self.signing_secret, message, "sha512")

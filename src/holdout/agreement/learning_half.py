@@ -17,32 +17,15 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum
 
+from holdout.agreement import events as ev
+from holdout.agreement import messages as msg
 from holdout.agreement.context import PlayerContext
 from holdout.agreement.draws import Draws
-from holdout.agreement.events import (
-    BlobKind,
-    Candidate,
-    Compute,
-    Judge,
-    Judged,
-    MessageFault,
-    Propose,
-    Proposed,
-)
 from holdout.agreement.headers import Tip
-from holdout.agreement.messages import (
-    BallotMessage,
-    Entry,
-    Evidence,
-    Kind,
-    Update,
-    ballot_part,
-    update_part,
-)
 from holdout.agreement.sortition import Role
 from holdout.ids import Digest
 
-Conviction = tuple[Kind, int]
+Conviction = tuple[msg.Kind, int]
 """The kind of message that a worker sent in two versions, and the worker."""
 
 
@@ -57,56 +40,52 @@ class LearningMessages:
     """Updates and ballots of one round."""
 
     def __init__(self) -> None:
-        self._updates: dict[int, list[Update]] = {}
-        self._by_id: dict[Digest, Update] = {}
+        self._updates: dict[int, list[msg.Update]] = {}
+        self._by_id: dict[Digest, msg.Update] = {}
         self._proposers: dict[Digest, list[int]] = {}
-        self._ballots: dict[int, list[BallotMessage]] = {}
-        self._waiting: dict[int, list[BallotMessage]] = {}
+        self._ballots: dict[int, list[msg.BallotMessage]] = {}
+        self._waiting: dict[int, list[msg.BallotMessage]] = {}
         self.payloads: dict[Digest, bool] = {}
         """The payloads in hand, and whether each is a valid gradient."""
-        self.evidence: dict[Conviction, Evidence] = {}
+        self.evidence: dict[Conviction, msg.Evidence] = {}
         self._published: dict[Conviction, None] = {}
         self.in_time: tuple[int, ...] = ()
         """The voters whose ballots were held at T_B: a leader must include them."""
 
     # -- updates --------------------------------------------------------------------------------
 
-    def add_update(self, update: Update) -> MessageFault | None:
+    def add_update(self, update: msg.Update) -> ev.MessageFault | None:
         """Take a verified update header."""
         if update.update_id in self._by_id:
-            return MessageFault.DUPLICATE
+            return ev.MessageFault.DUPLICATE
         versions = self._updates.setdefault(update.worker, [])
         if len(versions) > 1:
-            return MessageFault.SURPLUS
+            return ev.MessageFault.SURPLUS
         versions.append(update)
         self._by_id[update.update_id] = update
         self._proposers.setdefault(update.payload, []).append(update.worker)
         if len(versions) > 1:
-            self._convict(Kind.UPDATE, update.worker, versions)
+            self._convict(msg.Kind.UPDATE, update.worker, versions)
         return None
 
-    def update(self, update_id: Digest) -> Update | None:
+    def update(self, update_id: Digest) -> msg.Update | None:
         """The update header with this id, if it is in hand."""
         return self._by_id.get(update_id)
-
-    def proposers_of(self, payload: Digest) -> tuple[int, ...]:
-        """The workers whose updates announce this payload."""
-        return tuple(self._proposers.get(payload, ()))
 
     def announced(self) -> Mapping[Digest, list[int]]:
         """The payloads that update headers in hand announce, each with its proposers."""
         return self._proposers
 
-    def updates(self) -> dict[int, Update]:
+    def updates(self) -> dict[int, msg.Update]:
         """The update of each proposer that sent exactly one."""
         return {w: versions[0] for w, versions in self._updates.items() if len(versions) == 1}
 
-    def candidates(self) -> tuple[Candidate, ...]:
+    def candidates(self) -> tuple[ev.Candidate, ...]:
         """What an honest voter ranks: valid updates in hand of proposers that did not lie."""
         return tuple(
-            Candidate(worker, update.update_id, update.payload)
+            ev.Candidate(worker, update.update_id, update.payload)
             for worker, update in sorted(self.updates().items())
-            if (Kind.UPDATE, worker) not in self.evidence and self.payloads.get(update.payload)
+            if (msg.Kind.UPDATE, worker) not in self.evidence and self.payloads.get(update.payload)
         )
 
     def proposer_settled(self, worker: int) -> bool:
@@ -116,15 +95,15 @@ class LearningMessages:
 
     # -- ballots --------------------------------------------------------------------------------
 
-    def add_ballot(self, ballot: BallotMessage) -> MessageFault | Waiting | None:
+    def add_ballot(self, ballot: msg.BallotMessage) -> ev.MessageFault | Waiting | None:
         """Take a verified ballot; None: it is held, `Waiting`: it needs update headers first."""
         known = [*self._ballots.get(ballot.worker, []), *self._waiting.get(ballot.worker, [])]
         if any(version.envelope.signed == ballot.envelope.signed for version in known):
-            return MessageFault.DUPLICATE
+            return ev.MessageFault.DUPLICATE
         if len(known) > 1:
-            return MessageFault.SURPLUS
+            return ev.MessageFault.SURPLUS
         if known:
-            self._convict(Kind.BALLOT, ballot.worker, [known[0], ballot])
+            self._convict(msg.Kind.BALLOT, ballot.worker, [known[0], ballot])
         missing = tuple(e.update_id for e in ballot.entries if e.update_id not in self._by_id)
         if missing:
             self._waiting.setdefault(ballot.worker, []).append(ballot)
@@ -132,7 +111,7 @@ class LearningMessages:
         self._hold(ballot)
         return None
 
-    def release(self) -> list[BallotMessage]:
+    def release(self) -> list[msg.BallotMessage]:
         """Hold the waiting ballots whose update headers have all come, and return them."""
         ready = [
             ballot
@@ -145,7 +124,7 @@ class LearningMessages:
             self._hold(ballot)
         return ready
 
-    def ballots(self) -> dict[int, BallotMessage]:
+    def ballots(self) -> dict[int, msg.BallotMessage]:
         """The held ballot of each voter; of a convicted one that sent two, the first."""
         return {worker: versions[0] for worker, versions in self._ballots.items()}
 
@@ -153,12 +132,12 @@ class LearningMessages:
         """Whether a ballot of this voter is held."""
         return worker in self._ballots
 
-    def _hold(self, ballot: BallotMessage) -> None:
+    def _hold(self, ballot: msg.BallotMessage) -> None:
         self._ballots.setdefault(ballot.worker, []).append(ballot)
 
     # -- evidence -------------------------------------------------------------------------------
 
-    def add_evidence(self, kind: Kind, worker: int, evidence: Evidence) -> bool:
+    def add_evidence(self, kind: msg.Kind, worker: int, evidence: msg.Evidence) -> bool:
         """Take verified evidence from elsewhere; False if the worker was caught before."""
         if (kind, worker) in self.evidence:
             return False
@@ -166,22 +145,22 @@ class LearningMessages:
         return True
 
     def _convict(
-        self, kind: Kind, worker: int, versions: list[Update] | list[BallotMessage]
+        self, kind: msg.Kind, worker: int, versions: list[msg.Update] | list[msg.BallotMessage]
     ) -> None:
-        self.add_evidence(kind, worker, Evidence.of(versions[0].envelope, versions[1].envelope))
+        self.add_evidence(kind, worker, msg.Evidence.of(versions[0].envelope, versions[1].envelope))
 
-    def unpublished(self, kind: Kind, worker: int) -> Evidence | None:
+    def unpublished(self, kind: msg.Kind, worker: int) -> msg.Evidence | None:
         """Evidence against this worker that is still to be published; it is returned only once."""
         if (kind, worker) not in self.evidence or (kind, worker) in self._published:
             return None
         self._published[kind, worker] = None
         return self.evidence[kind, worker]
 
-    def convicted(self, kind: Kind) -> list[int]:
+    def convicted(self, kind: msg.Kind) -> list[int]:
         """The workers caught sending two messages of this kind."""
         return sorted(worker for caught, worker in self.evidence if caught is kind)
 
-    def proofs(self) -> Mapping[Conviction, Evidence]:
+    def proofs(self) -> Mapping[Conviction, msg.Evidence]:
         """All evidence of this round, in canonical order."""
         return {key: self.evidence[key] for key in sorted(self.evidence)}
 
@@ -192,8 +171,8 @@ class LearningMessages:
         return held + len(self.evidence)
 
 
-UPDATE_SLOT = (Kind.UPDATE, 0, 0)
-BALLOT_SLOT = (Kind.BALLOT, 0, 0)
+UPDATE_SLOT = (msg.Kind.UPDATE, 0, 0)
+BALLOT_SLOT = (msg.Kind.BALLOT, 0, 0)
 
 
 class LearningStage(IntEnum):
@@ -217,7 +196,7 @@ class LearningHalf:
     draws: Draws
     learning_messages: LearningMessages
     stage: LearningStage = LearningStage.PROPOSING
-    _judging: Judge | None = None
+    _judging: ev.Judge | None = None
     _proofs: dict[Role, bytes | None] = field(default_factory=dict)
 
     def proof(self, role: Role) -> bytes | None:
@@ -238,18 +217,18 @@ class LearningHalf:
         if not self.context.may_sign or self.context.signed(UPDATE_SLOT) is not None:
             return
         if self.proof(Role.PROPOSER) is not None:
-            self.context.emit(Compute(Propose(self.tip.round, self.tip.model)))
+            self.context.emit(ev.Compute(ev.Propose(self.tip.round, self.tip.model)))
 
-    def on_proposed(self, event: Proposed) -> None:
+    def on_proposed(self, event: ev.Proposed) -> None:
         """This worker's gradient is computed: announce it."""
         proof = self.proof(Role.PROPOSER)
-        current = event.job == Propose(self.tip.round, self.tip.model)
+        current = event.job == ev.Propose(self.tip.round, self.tip.model)
         if not current or proof is None or not self.context.may_sign:
             return
         if self.context.signed(UPDATE_SLOT) is not None:
             return
         self.learning_messages.payloads[event.payload] = True
-        part = update_part(
+        part = msg.update_part(
             self.context.chain,
             self.tip.round,
             self.context.worker,
@@ -257,7 +236,7 @@ class LearningHalf:
             event.payload,
             self.context.params.payload_bytes,
         )
-        self.context.sign(UPDATE_SLOT, part, proof, ((BlobKind.PAYLOAD, event.payload),))
+        self.context.sign(UPDATE_SLOT, part, proof, ((ev.BlobKind.PAYLOAD, event.payload),))
 
     # -- judging --------------------------------------------------------------------------------
 
@@ -271,7 +250,7 @@ class LearningHalf:
         candidates = self.learning_messages.candidates()
         if not candidates or self.proof(Role.VOTER) is None:
             return
-        self._judging = Judge(
+        self._judging = ev.Judge(
             self.tip.round,
             self.tip.model,
             candidates,
@@ -279,9 +258,9 @@ class LearningHalf:
             self.context.params.rate(self.tip.steps + 1),
             self.context.params.approve_count(len(candidates)),
         )
-        self.context.emit(Compute(self._judging))
+        self.context.emit(ev.Compute(self._judging))
 
-    def on_judged(self, event: Judged) -> None:
+    def on_judged(self, event: ev.Judged) -> None:
         """This worker's ballot is ready: send it, even if late, for later leaders to use."""
         job, proof = self._judging, self.proof(Role.VOTER)
         if event.job != job or proof is None or not self.context.may_sign:
@@ -293,14 +272,16 @@ class LearningHalf:
         ]
         if not approved:
             return
-        entries = tuple(Entry(candidate.proposer, candidate.update_id) for candidate in approved)
-        part = ballot_part(
+        entries = tuple(
+            msg.Entry(candidate.proposer, candidate.update_id) for candidate in approved
+        )
+        part = msg.ballot_part(
             self.context.chain, self.tip.round, self.context.worker, self.tip.model, entries
         )
         # Whoever counts this ballot may need the gradients after their proposers have left.
         payloads = dict.fromkeys(candidate.payload for candidate in approved)
         self.context.sign(
-            BALLOT_SLOT, part, proof, tuple((BlobKind.PAYLOAD, payload) for payload in payloads)
+            BALLOT_SLOT, part, proof, tuple((ev.BlobKind.PAYLOAD, payload) for payload in payloads)
         )
 
     # -- waiting --------------------------------------------------------------------------------
@@ -322,13 +303,13 @@ class LearningHalf:
 
     def all_proposed(self) -> bool:
         """Whether everybody worth waiting for has proposed."""
-        return self._all(Role.PROPOSER, Kind.UPDATE, self.learning_messages.proposer_settled)
+        return self._all(Role.PROPOSER, msg.Kind.UPDATE, self.learning_messages.proposer_settled)
 
     def all_voted(self) -> bool:
         """Whether everybody worth waiting for has sent a ballot."""
-        return self._all(Role.VOTER, Kind.BALLOT, self.learning_messages.holds_ballot)
+        return self._all(Role.VOTER, msg.Kind.BALLOT, self.learning_messages.holds_ballot)
 
-    def _all(self, role: Role, kind: Kind, heard: Callable[[int], bool]) -> bool:
+    def _all(self, role: Role, kind: msg.Kind, heard: Callable[[int], bool]) -> bool:
         drawn = self.draws.expected(role)
         if drawn is None:
             return False

@@ -8,15 +8,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import TypeAlias
 
-from holdout.agreement.codec import (
-    blob,
-    digest,
-    items,
-    text,
-    u8,
-    u32,
-    u64,
-)
+from holdout.agreement.codec import blob, digest, items, text, u8, u32, u64
 from holdout.ids import Digest
 
 PROOF_BYTES_MAX = 80
@@ -299,11 +291,11 @@ HEADER_BYTES_MAX = 1_024
 ENVELOPE_BYTES_MAX = 64 * WORKERS_MAX
 BUNDLE_BYTES_MAX = 256 * WORKERS_MAX
 
+SignedMessage: TypeAlias = Update | BallotMessage | Lead | Vote
+"""What a worker signs in a role of a round, once."""
+
 Message: TypeAlias = (
-    Update
-    | BallotMessage
-    | Lead
-    | Vote
+    SignedMessage
     | Bundle
     | Evidence
     | Finished

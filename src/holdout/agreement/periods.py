@@ -8,21 +8,11 @@ entered, its soft quorum, the block behind a CERT vote) is durable before the vo
 
 from dataclasses import dataclass, field
 
+from holdout.agreement import events as ev
 from holdout.agreement.blocks import Draft, assemble
 from holdout.agreement.codec import BOTTOM, digest, u32
 from holdout.agreement.context import Blobs, PlayerContext
 from holdout.agreement.draws import Draws
-from holdout.agreement.events import (
-    BlobKind,
-    Broadcast,
-    Entered,
-    Keep,
-    SetTimer,
-    Timer,
-    TimerKind,
-    Urgency,
-    Want,
-)
 from holdout.agreement.learning_half import LearningMessages
 from holdout.agreement.messages import Bundle, Kind, Lead, Step, lead_part, vote_part
 from holdout.agreement.params import ATTEMPTS_MAX, Mode
@@ -87,7 +77,7 @@ class Periods:
             self.context.safety.phase = Phase.RECOVERY
         self.started = True
         if self.phase is Phase.RECOVERY:
-            self._set_timer(TimerKind.RETRY, self.context.now)
+            self._set_timer(ev.TimerKind.RETRY, self.context.now)
         else:
             self._set_timers()
 
@@ -102,7 +92,7 @@ class Periods:
         safety.forget_before(period)
         self._remember()
         self.prepare()
-        self.context.emit(Entered(self.round, period))
+        self.context.emit(ev.Entered(self.round, period))
         self._set_timers()
         # At once, not only at the next retry: what one worker knows when it enters, all must know
         # by the time of their soft vote.
@@ -139,11 +129,11 @@ class Periods:
 
     def _set_timers(self) -> None:
         timing, now = self.context.timing, self.context.now
-        self._set_timer(TimerKind.FILTER, now + timing.filter_after(self.period))
-        self._set_timer(TimerKind.DEADLINE, now + timing.deadline_after(self.period))
+        self._set_timer(ev.TimerKind.FILTER, now + timing.filter_after(self.period))
+        self._set_timer(ev.TimerKind.DEADLINE, now + timing.deadline_after(self.period))
 
-    def _set_timer(self, kind: TimerKind, at: int) -> None:
-        self.context.emit(SetTimer(Timer(kind, self.round, self.period), at))
+    def _set_timer(self, kind: ev.TimerKind, at: int) -> None:
+        self.context.emit(ev.SetTimer(ev.Timer(kind, self.round, self.period), at))
 
     # -- why this period was entered ---------------------------------------------------------------
 
@@ -228,8 +218,8 @@ class Periods:
         self._draft = None
         value = block.header.digest
         self.validation.add_own(block)
-        self.context.emit(Keep(value, block.encode()))
-        self._announce(proof, self.period, value, ((BlobKind.BLOCK, value),))
+        self.context.emit(ev.Keep(value, block.encode()))
+        self._announce(proof, self.period, value, ((ev.BlobKind.BLOCK, value),))
 
     def _announce(self, proof: bytes, original: int, value: Digest, blobs: Blobs) -> None:
         part = lead_part(
@@ -317,7 +307,7 @@ class Periods:
             interval = self.context.timing.retry_after(self._retries)
         name = digest("jitter", u32(self.context.worker), u32(self.period), u32(self._retries))
         jitter = int.from_bytes(name[:4], "big") % (interval // 4 + 1)
-        self._set_timer(TimerKind.RETRY, self.context.now + interval + jitter)
+        self._set_timer(ev.TimerKind.RETRY, self.context.now + interval + jitter)
 
     def recover(self) -> None:
         """Vote LATE, else REDO, else DOWN, by what is known now; then repeat earlier messages."""
@@ -343,7 +333,7 @@ class Periods:
             if slot[0] in {Kind.UPDATE, Kind.BALLOT} or slot[1] == self.period:
                 self.context.send_again(slot)
         for bundle in self.progress_bundles():
-            self.context.emit(Broadcast(bundle.encode(), Urgency.VOTE))
+            self.context.emit(ev.Broadcast(bundle.encode(), ev.Urgency.VOTE))
         value = self.staged()
         if value is not None:
             self.want_block(value)
@@ -355,7 +345,7 @@ class Periods:
         voters = self.tracker.voters(self.period, Step.SOFT, value)
         if not voters:  # Carried on from the period before.
             voters = self.tracker.voters(self.period - 1, Step.LATE, value)
-        self.context.emit(Want(BlobKind.BLOCK, value, (*hints, *voters)))
+        self.context.emit(ev.Want(ev.BlobKind.BLOCK, value, (*hints, *voters)))
 
     def want_led(self, lead: Lead, *hints: int) -> None:
         """Have the block of a lead fetched, if this worker may have to vote for it."""
@@ -394,7 +384,7 @@ class Periods:
         header = self.validation.header(value)
         assert header is not None  # noqa: S101  # It is committable.
         self.context.safety.held[value] = header.encode()
-        return (BlobKind.BLOCK, value), (BlobKind.MODEL, header.model)
+        return (ev.BlobKind.BLOCK, value), (ev.BlobKind.MODEL, header.model)
 
     def _remember(self) -> None:
         """Put the quorums by which the period was entered, and its soft one, into the state."""
@@ -441,4 +431,4 @@ class Periods:
         return self.tracker.bundle(self.context.chain, self.round, reached)
 
     def _broadcast(self, reached: Reached) -> None:
-        self.context.emit(Broadcast(self.bundle(reached).encode(), Urgency.VOTE))
+        self.context.emit(ev.Broadcast(self.bundle(reached).encode(), ev.Urgency.VOTE))

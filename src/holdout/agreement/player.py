@@ -22,56 +22,13 @@ counted; nothing raises, whatever the bytes.
 from collections.abc import Callable, Sequence
 from typing import assert_never
 
+from holdout.agreement import events as ev
+from holdout.agreement import messages as msg
 from holdout.agreement import wire
 from holdout.agreement.chain_sync import ChainAnswers, ChainSync, EarlyMessages
 from holdout.agreement.context import Attendance, PlayerContext
-from holdout.agreement.draws import SignedMessage
-from holdout.agreement.events import (
-    Action,
-    Alarm,
-    BlobKind,
-    BlockReady,
-    Broadcast,
-    Combined,
-    Commit,
-    Entered,
-    Event,
-    Forget,
-    JobFailed,
-    Judged,
-    MessageFault,
-    ModelReady,
-    PayloadReady,
-    Proposed,
-    Received,
-    Reject,
-    Relay,
-    SetTimer,
-    Start,
-    Timer,
-    TimerFired,
-    TimerKind,
-    Urgency,
-    Want,
-)
 from holdout.agreement.headers import BlockKind, Header, Ledger, read_header
 from holdout.agreement.keys import Signer, Verifier
-from holdout.agreement.messages import (
-    BallotMessage,
-    Behind,
-    Bundle,
-    Evidence,
-    Finished,
-    GetBlocks,
-    GetUpdates,
-    HeadAnswer,
-    HeadQuery,
-    Kind,
-    Lead,
-    Message,
-    Update,
-    Vote,
-)
 from holdout.agreement.params import Genesis, Limits, Mode, Timing
 from holdout.agreement.round import Round
 from holdout.agreement.safety import NEVER, Phase, Safety, SigningMemory, read_safety
@@ -97,8 +54,8 @@ class Player:
         *,
         timing: Timing,
         safety: bytes | None,
-        finished: Sequence[Finished] = (),
-        decode: Callable[[bytes], Unverified[Message]] = wire.decode,
+        finished: Sequence[msg.Finished] = (),
+        decode: Callable[[bytes], Unverified[msg.Message]] = wire.decode,
         tools: Tools | None = None,
     ) -> None:
         """Start from what the worker's store holds.
@@ -198,7 +155,7 @@ class Player:
 
     # -- the machine ----------------------------------------------------------------------------
 
-    def handle(self, event: Event, now: int) -> list[Action]:
+    def handle(self, event: ev.Event, now: int) -> list[ev.Action]:
         """Take an event; return the actions that the driver must carry out, in order."""
         self._context.now = now
         self._on_event(event)
@@ -206,36 +163,36 @@ class Player:
         actions, self._context.actions = self._context.actions, []
         return actions
 
-    def _on_event(self, event: Event) -> None:
+    def _on_event(self, event: ev.Event) -> None:
         match event:
-            case Received():
+            case ev.Received():
                 self._on_received(event.peer, event.data)
-            case TimerFired():
+            case ev.TimerFired():
                 self._on_timer(event.timer)
-            case Proposed():
+            case ev.Proposed():
                 self._round.learning.on_proposed(event)
-            case Judged():
+            case ev.Judged():
                 self._round.learning.on_judged(event)
-            case ModelReady():
+            case ev.ModelReady():
                 self._on_model(event.digest)
-            case Start():
+            case ev.Start():
                 self._on_start(event.nonce)
-            case JobFailed():
+            case ev.JobFailed():
                 pass  # This worker misses a role; its agreement goes on.
-            case PayloadReady() | BlockReady() | Combined():
+            case ev.PayloadReady() | ev.BlockReady() | ev.Combined():
                 self._on_part(event)
             case _:
                 assert_never(event)
 
-    def _on_part(self, event: PayloadReady | BlockReady | Combined) -> None:
+    def _on_part(self, event: ev.PayloadReady | ev.BlockReady | ev.Combined) -> None:
         """Take something that a block needs, or a block."""
         validation = self._round.validation
         match event:
-            case PayloadReady():
+            case ev.PayloadReady():
                 self._round.on_payload(event.digest, valid=event.valid)
-            case BlockReady():
+            case ev.BlockReady():
                 validation.add(event.digest, event.data)
-            case Combined():
+            case ev.Combined():
                 if event.model is not None:
                     self._hold_model(event.model)
                 validation.combined(event)
@@ -276,15 +233,15 @@ class Player:
         context = self._context
         self._in_round = True
         self._round = self._new_round()
-        context.emit(Entered(self.round, self.period))
-        context.emit(Forget(self.round))
+        context.emit(ev.Entered(self.round, self.period))
+        context.emit(ev.Forget(self.round))
         self._chain_sync.ask_head()
         for header in map(read_header, context.safety.held.values()):
             self._models[header.model] = None
         self._round.begin()
         if context.safety.mine or self.period:
-            behind = Behind(context.chain, self.round, self.period)
-            context.emit(Broadcast(behind.encode(), Urgency.ANSWER))
+            behind = msg.Behind(context.chain, self.round, self.period)
+            context.emit(ev.Broadcast(behind.encode(), ev.Urgency.ANSWER))
             self._repeat_own()
         for peer, data, message in self._early_messages.take(self.round):
             if self._in_round and message.round == self.round:
@@ -294,37 +251,39 @@ class Player:
         """Send again, and count again, what was signed before a crash."""
         context = self._context
         for slot, data in context.safety.mine.items():
-            if slot[0] in {Kind.LEAD, Kind.VOTE}:
+            if slot[0] in {msg.Kind.LEAD, msg.Kind.VOTE}:
                 context.send_again(slot)
             message = self._decode(data).claim
-            assert isinstance(message, Update | BallotMessage | Lead | Vote)  # noqa: S101
+            assert isinstance(message, msg.SignedMessage)  # noqa: S101
             context.uncounted.append(message)
 
-    def _on_timer(self, timer: Timer) -> None:
+    def _on_timer(self, timer: ev.Timer) -> None:
         if not self._in_round:
-            if (timer.kind, timer.round) == (TimerKind.RETRY, self.round):
+            if (timer.kind, timer.round) == (ev.TimerKind.RETRY, self.round):
                 # The newest model is still missing: another peer may help.
                 self._chain_sync.tell_somebody()
                 self._chain_sync.ask_head()
                 self._ask_again()
         elif (timer.round, timer.period) == (self.round, self.period):
             self._round.on_timer(timer)
-            if timer.kind is TimerKind.RETRY:
+            if timer.kind is ev.TimerKind.RETRY:
                 self._chain_sync.ask_head()
                 self._chain_sync.ask_if_behind()
 
     # -- the chain ------------------------------------------------------------------------------
 
-    def _decide(self, header: Header, certificate: Bundle) -> None:
+    def _decide(self, header: Header, certificate: msg.Bundle) -> None:
         """The current round has a certificate: it is decided for good."""
         validation = self._round.validation
         if validation.verdict(header.digest) is Validity.INVALID:
             why = validation.reason(header.digest)
-            self._context.emit(Alarm(f"round {header.round} is certified but invalid here: {why}"))
+            self._context.emit(
+                ev.Alarm(f"round {header.round} is certified but invalid here: {why}")
+            )
         block = validation.block(header.digest)
         selected = None if block is None else tuple(proposer for proposer, _ in block.selection)
         self._ledger.append(header)
-        finished = Finished(header.encode(), certificate)
+        finished = msg.Finished(header.encode(), certificate)
         self._chain_sync.unsaved.append((finished, header, selected))
         self._follow()
 
@@ -338,7 +297,7 @@ class Player:
         if self._chain_sync.unsaved:
             finished, _, _ = self._chain_sync.unsaved[-1]
             hints = tuple(mark.worker for mark in finished.certificate.marks)
-        self._context.emit(Want(BlobKind.MODEL, self._ledger.model, hints))
+        self._context.emit(ev.Want(ev.BlobKind.MODEL, self._ledger.model, hints))
         self._ask_again()
 
     def _ask_again(self) -> None:
@@ -346,7 +305,7 @@ class Player:
         at = self._context.now + self._context.timing.retry_after(
             min(self._chain_sync.questions, 3)
         )
-        self._context.emit(SetTimer(Timer(TimerKind.RETRY, self.round, 0), at))
+        self._context.emit(ev.SetTimer(ev.Timer(ev.TimerKind.RETRY, self.round, 0), at))
 
     def _on_model(self, model: Digest) -> None:
         self._models[model] = None
@@ -361,53 +320,55 @@ class Player:
             context.memory.settle(self.round - 1)
             # Blocks behind this worker's votes are on disk already; others are kept if in hand.
             blocks = tuple(
-                (BlobKind.BLOCK, header.digest)
+                (ev.BlobKind.BLOCK, header.digest)
                 for _, header, selected in unsaved
                 if selected is not None and header.digest not in context.safety.held
             )
             context.safety = Safety(round=self.round)
             finished = tuple(item for item, _, _ in unsaved)
-            context.persist(((BlobKind.MODEL, self._ledger.model), *blocks), finished)
+            context.persist(((ev.BlobKind.MODEL, self._ledger.model), *blocks), finished)
             for _, header, selected in unsaved:
                 stepped = header.kind is BlockKind.STEP
-                context.emit(Commit(header.round, header.digest, header.model, stepped, selected))
-            context.emit(Relay(finished[-1].encode(), Urgency.VOTE, context.worker))
+                context.emit(
+                    ev.Commit(header.round, header.digest, header.model, stepped, selected)
+                )
+            context.emit(ev.Relay(finished[-1].encode(), ev.Urgency.VOTE, context.worker))
         self._models = {self._ledger.model: None}
         self._chain_sync.questions = 0
         self._enter()
 
     # -- what comes from peers ------------------------------------------------------------------
 
-    def _reject(self, peer: int, fault: MessageFault) -> None:
-        self._context.emit(Reject(peer, fault))
+    def _reject(self, peer: int, fault: ev.MessageFault) -> None:
+        self._context.emit(ev.Reject(peer, fault))
 
     def _on_received(self, peer: int, data: bytes) -> None:
         try:
             unverified = self._decode(data)
         except InvalidMessage:
-            self._reject(peer, MessageFault.MALFORMED)
+            self._reject(peer, ev.MessageFault.MALFORMED)
             return
         message = unverified.claim
         match message:
-            case Update() | BallotMessage() | Lead() | Vote():
+            case msg.Update() | msg.BallotMessage() | msg.Lead() | msg.Vote():
                 self._on_signed(peer, data, message)
-            case Bundle() | Evidence():
+            case msg.Bundle() | msg.Evidence():
                 self._on_gathered(peer, message)
-            case Finished():
+            case msg.Finished():
                 self._chain_sync.on_finished(peer, message, self._round)
-            case HeadAnswer():
+            case msg.HeadAnswer():
                 self._chain_sync.on_head_answer(peer, message)
-            case GetBlocks() | GetUpdates() | Behind() | HeadQuery():
+            case msg.GetBlocks() | msg.GetUpdates() | msg.Behind() | msg.HeadQuery():
                 self._answers.give(peer, message, self._chain_sync.decided, self._round)
             case _:
                 assert_never(message)
 
-    def _on_signed(self, peer: int, data: bytes, claim: SignedMessage) -> None:
+    def _on_signed(self, peer: int, data: bytes, claim: msg.SignedMessage) -> None:
         ahead = claim.round - self.round
         if claim.chain != self._context.chain:
-            self._reject(peer, MessageFault.WRONG_CHAIN)
+            self._reject(peer, ev.MessageFault.WRONG_CHAIN)
         elif claim.worker >= self._context.params.workers:
-            self._reject(peer, MessageFault.UNKNOWN_WORKER)
+            self._reject(peer, ev.MessageFault.UNKNOWN_WORKER)
         elif ahead < 0:
             self._chain_sync.on_old(peer, claim)
         elif ahead == 0 and self._in_round:
@@ -417,26 +378,26 @@ class Player:
         else:
             self._chain_sync.on_ahead(peer, claim)
 
-    def _on_gathered(self, peer: int, message: Bundle | Evidence) -> None:
+    def _on_gathered(self, peer: int, message: msg.Bundle | msg.Evidence) -> None:
         """Take a bundle or evidence, which concern the current round only."""
-        if isinstance(message, Evidence):
+        if isinstance(message, msg.Evidence):
             if self._in_round:
                 self._round.receive_evidence(peer, message)
             else:
-                self._reject(peer, MessageFault.STALE)
+                self._reject(peer, ev.MessageFault.STALE)
         elif message.chain != self._context.chain:
-            self._reject(peer, MessageFault.WRONG_CHAIN)
+            self._reject(peer, ev.MessageFault.WRONG_CHAIN)
         elif message.round != self.round or not self._in_round:
             early = message.round >= self.round
-            self._reject(peer, MessageFault.TOO_EARLY if early else MessageFault.STALE)
+            self._reject(peer, ev.MessageFault.TOO_EARLY if early else ev.MessageFault.STALE)
         else:
             self._round.receive_bundle(peer, message)
 
-    def _on_early(self, peer: int, data: bytes, claim: SignedMessage) -> None:
+    def _on_early(self, peer: int, data: bytes, claim: msg.SignedMessage) -> None:
         """Keep a message of the coming round; its lottery is known, so it can be verified."""
         seed = self._ledger.seed(claim.round)
         if seed is None:
-            self._reject(peer, MessageFault.TOO_EARLY)
+            self._reject(peer, ev.MessageFault.TOO_EARLY)
             return
         found = self._early_messages.fault(data, claim)
         if found is None:

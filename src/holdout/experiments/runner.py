@@ -272,9 +272,7 @@ def finish(
 ) -> Result:
     """The result of all curves; its summary and report go into the folder."""
     summary = results.summarise(
-        rounds,
-        config=plan.config.as_dict(),
-        environment=environment(plan.config, threads=threads),
+        rounds, config=plan.config.as_dict(), environment=environment(plan.config, threads=threads)
     )
     if folder:
         folder.write(results.SUMMARY, results.to_json(summary, indent=1) + "\n")

@@ -105,11 +105,7 @@ class SimulationReport:
             "rounds": self.rounds,
             "periods_per_round": self.periods_per_round,
             "violations": [
-                {
-                    "seed": seed,
-                    "invariant": violation.invariant,
-                    "replay": self.plan.replay(seed),
-                }
+                {"seed": seed, "invariant": violation.invariant, "replay": self.plan.replay(seed)}
                 for seed, violation in self.violations
             ],
         }

@@ -114,7 +114,7 @@ def plan_committee(
     if max(workers, rounds) > LARGEST:
         raise UserError(f"workers and rounds must be at most {LARGEST}; got {workers} and {rounds}")
     liars = byzantine_count(byzantine, workers)
-    f = Fraction(byzantine, workers) if isinstance(byzantine, int) else byzantine
+    f = sizing.as_share(byzantine, workers)
     if f >= Fraction(1, 2):
         # From 1 on it may be too large for a float.
         got = write_share(f) if f < 1 else f

@@ -9,7 +9,8 @@ import numpy as np
 import numpy.typing as npt
 
 from holdout.agreement import wire
-from holdout.agreement.blocks import Block, BlockKind, read_header
+from holdout.agreement.blocks import Block
+from holdout.agreement.headers import BlockKind, read_header
 from holdout.agreement.messages import BallotMessage, Finished, Kind
 from holdout.agreement.params import Mode, Params
 from holdout.errors import InvalidMessage

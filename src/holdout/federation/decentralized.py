@@ -16,10 +16,10 @@ from typing import Any
 import numpy.typing as npt
 
 from holdout.agreement import aggregate
-from holdout.agreement.blocks import Tip, read_block, read_header
+from holdout.agreement.blocks import read_block
 from holdout.agreement.draws import Draws
 from holdout.agreement.events import BlobKind, Commit
-from holdout.agreement.headers import Ledger
+from holdout.agreement.headers import Ledger, Tip, read_header
 from holdout.agreement.keys import SimulatedKeys
 from holdout.agreement.messages import Finished
 from holdout.agreement.params import MILLISECOND, Genesis, Params, Timing

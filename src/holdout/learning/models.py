@@ -7,6 +7,7 @@ changes another's result. `build` refuses what is not, before a run has cost any
 
 import math
 from collections.abc import Callable, Mapping
+from functools import partial
 from threading import RLock
 from types import MappingProxyType
 from typing import TypeVar
@@ -144,23 +145,20 @@ def _check_state(model: nn.Module) -> None:
 def _check_function(model: nn.Module, shape: tuple[int, ...], classes: int) -> None:
     """The logits of a sample depend on the weights and that sample, on nothing else."""
     x = device.randn(2, *shape)
+    call = partial(_call, shape=shape, classes=classes)
     with torch.no_grad():
         before = torch.get_rng_state()
         model.train()
-        logits = _call(lambda: model(x.clone()), "the forward pass failed", shape, classes)
+        logits = call(lambda: model(x.clone()), "the forward pass failed")
         _check_logits(logits, shape, classes)
         others = {
-            "a second pass": _call(
-                lambda: model(x.clone()), "the second pass failed", shape, classes
+            "a second pass": call(lambda: model(x.clone()), "the second pass failed"),
+            "a pass in eval mode": call(
+                lambda: model.eval()(x.clone()), "the pass in eval mode failed"
             ),
-            "a pass in eval mode": _call(
-                lambda: model.eval()(x.clone()), "the pass in eval mode failed", shape, classes
-            ),
-            "a pass of one sample alone": _call(
+            "a pass of one sample alone": call(
                 lambda: torch.cat([model(x[:1].clone()), model(x[1:].clone())]),
                 "the pass of one sample failed",
-                shape,
-                classes,
             ),
         }
         model.train()

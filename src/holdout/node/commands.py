@@ -390,7 +390,7 @@ def _certify(options: argparse.Namespace) -> int:
 def _localnet(options: argparse.Namespace) -> int:
     from holdout.node.localnet.launcher import LocalnetPlan, run
     from holdout.node.localnet.lying_node import read_lies
-    from holdout.node.membership.network_parameters import read_byzantine
+    from holdout.node.membership.network_creation import read_byzantine
     from holdout.results import free_path
 
     plan = LocalnetPlan(

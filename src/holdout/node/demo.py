@@ -130,11 +130,7 @@ class LyingWorker:
     ) -> Ballot:
         """Vote as an honest worker would."""
         return self.honest.vote(
-            weights,
-            proposals,
-            round_number=round_number,
-            learning_rate=learning_rate,
-            terms=terms,
+            weights, proposals, round_number=round_number, learning_rate=learning_rate, terms=terms
         )
 
 

@@ -9,47 +9,17 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TypeAlias
 
-from holdout.agreement import aggregate, messages
-from holdout.agreement.blocks import Block, BlockKind, Draft, Tip, assemble, read_block, read_header
+from holdout.agreement import aggregate
+from holdout.agreement import events as ev
+from holdout.agreement import messages as msg
+from holdout.agreement.blocks import Block, Draft, assemble, read_block
 from holdout.agreement.codec import BOTTOM
-from holdout.agreement.events import (
-    Action,
-    BlobKind,
-    Broadcast,
-    Combined,
-    Event,
-    Keep,
-    Send,
-    Urgency,
-)
-from holdout.agreement.messages import (
-    Bundle,
-    Envelope,
-    Kind,
-    Lead,
-    Message,
-    Step,
-    Vote,
-    VoteSignature,
-)
+from holdout.agreement.headers import BlockKind, Tip, read_header
 from holdout.errors import InvalidMessage
 from holdout.ids import Digest
 from holdout.seeds import stream
-from holdout.simulator.adversaries import (
-    BadPayload,
-    Copycat,
-    Flooder,
-    Latecomer,
-    Liar,
-    Poisoner,
-    Replayer,
-    ShortBallots,
-    Silent,
-    TwoBallots,
-    TwoUpdates,
-    Withholder,
-    WrongCredentials,
-)
+from holdout.simulator import adversaries
+from holdout.simulator.adversaries import Liar
 from holdout.simulator.cluster import Cluster
 from holdout.simulator.nodes import SimulatedNode
 
@@ -61,9 +31,9 @@ class DoubleVoter(Liar):
         super().__init__(node, liars)
         self._values: dict[tuple[int, int], list[Digest]] = {}
 
-    def outgoing(self, action: Broadcast, message: Message | None) -> Sequence[Action]:
+    def outgoing(self, action: ev.Broadcast, message: msg.Message | None) -> Sequence[ev.Action]:
         """Its vote to half of the others, a vote for another value to the rest."""
-        if not isinstance(message, Vote) or message.value == BOTTOM:
+        if not isinstance(message, msg.Vote) or message.value == BOTTOM:
             return (action,)
         others = [v for v in self._known(message) if v != message.value]
         if not others:
@@ -72,29 +42,29 @@ class DoubleVoter(Liar):
         second = self.vote(message.round, message.period, message.step, other)
         return self.split(action.data, second, action.urgency)
 
-    def hear(self, peer: int, data: bytes) -> Sequence[Action]:
+    def hear(self, peer: int, data: bytes) -> Sequence[ev.Action]:
         """Vote as others do, also in further steps, and show it to one or two of them."""
-        if not data or data[0] not in (Kind.VOTE, Kind.LEAD):
+        if not data or data[0] not in (msg.Kind.VOTE, msg.Kind.LEAD):
             return ()
         message = self.read(data)
-        if not isinstance(message, Vote | Lead) or message.worker in self.liars:
+        if not isinstance(message, msg.Vote | msg.Lead) or message.worker in self.liars:
             return ()
         if message.round < self.node.player.round:
             return ()
         if message.value != BOTTOM:
             self._known(message).append(message.value)
-        if isinstance(message, Lead) or not self.lucky(3):
+        if isinstance(message, msg.Lead) or not self.lucky(3):
             return ()
         steps = [message.step]
         if message.value != BOTTOM and self.lucky(2):
-            steps = [Step.SOFT, Step.CERT, Step.LATE, Step.REDO]
+            steps = [msg.Step.SOFT, msg.Step.CERT, msg.Step.LATE, msg.Step.REDO]
         victims = self.others()[: 1 + self.words.below(2)]
         made = [self.vote(message.round, message.period, step, message.value) for step in steps]
         if self.lucky(4):
-            made.append(self.vote(message.round, message.period, Step.DOWN, BOTTOM))
-        return [Send(victim, data, Urgency.VOTE) for victim in victims for data in made]
+            made.append(self.vote(message.round, message.period, msg.Step.DOWN, BOTTOM))
+        return [ev.Send(victim, data, ev.Urgency.VOTE) for victim in victims for data in made]
 
-    def _known(self, message: Vote | Lead) -> list[Digest]:
+    def _known(self, message: msg.Vote | msg.Lead) -> list[Digest]:
         known = self._values.setdefault((message.round, message.period), [])
         del known[:-8]
         return known
@@ -108,13 +78,11 @@ class HiddenBlock(Liar):
         self._kind = self.words.below(3)
         self._victims = self.others()[::2]
 
-    def outgoing(self, action: Broadcast, message: Message | None) -> Sequence[Action]:
+    def outgoing(self, action: ev.Broadcast, message: msg.Message | None) -> Sequence[ev.Action]:
         """Its lead, unless it is a worker that does not lead."""
-        return () if isinstance(message, Lead) and self._kind == 0 else (action,)
+        return () if isinstance(message, msg.Lead) and self._kind == 0 else (action,)
 
-    def serve(
-        self, node: SimulatedNode, peer: int, digest: Digest, data: bytes | None
-    ) -> bytes | None:
+    def serve(self, peer: int, digest: Digest, data: bytes | None) -> bytes | None:
         """Everything but the block, which its victims do not get."""
         if data is None or self._kind == 0:
             return data
@@ -136,30 +104,30 @@ class BlockForger(Liar):
         """Another block in the place of this one; None: this one will do."""
         raise NotImplementedError
 
-    def other(self, action: Action) -> Sequence[Action]:
+    def other(self, action: ev.Action) -> Sequence[ev.Action]:
         """When the honest player keeps its block, make and keep another too."""
-        if isinstance(action, Keep):
+        if isinstance(action, ev.Keep):
             block = self.forge(read_block(action.data))
             if block is not None:
                 digest = block.header.digest
                 self._made[action.digest] = digest
                 number = block.header.round
-                self.node.memory.put(BlobKind.BLOCK, digest, block.encode(), number)
+                self.node.memory.put(ev.BlobKind.BLOCK, digest, block.encode(), number)
         return (action,)
 
-    def forged(self, message: Message | None) -> bytes | None:
+    def forged(self, message: msg.Message | None) -> bytes | None:
         """The lead of the forged block, in the place of this lead; None if there is none."""
-        if not isinstance(message, Lead) or message.original_period != message.period:
+        if not isinstance(message, msg.Lead) or message.original_period != message.period:
             return None
         value = self._made.get(message.value)
         if value is None:
             return None
-        part = messages.lead_part(
+        part = msg.lead_part(
             message.chain, message.round, message.period, self.index, message.period, value
         )
-        return self.sign(Kind.LEAD, part, message.envelope.proof)
+        return self.sign(msg.Kind.LEAD, part, message.envelope.proof)
 
-    def with_ballots(self, block: Block, ballots: Sequence[messages.BallotMessage]) -> Block | None:
+    def with_ballots(self, block: Block, ballots: Sequence[msg.BallotMessage]) -> Block | None:
         """The valid block with these ballots; None if it lacks the gradients to compute it."""
         draft = self.draft(block, ballots)
         payloads = {digest: self.node.memory.get(digest) for digest in draft.needs}
@@ -173,15 +141,13 @@ class BlockForger(Liar):
         model = self.node.memory.get(job.model)
         if model is None:
             return None
-        data, radius = aggregate.combine(
-            model, [known[p] for p in job.payloads], radius=job.radius, rate=job.rate
-        )
-        digest = None if data is None else aggregate.model_digest(self.genesis.params.shapes, data)
-        if data is not None and digest is not None:
-            self.node.memory.put(BlobKind.MODEL, digest, data, block.header.round)
-        return draft.block(valid, Combined(job, digest, radius))
+        chosen = [known[payload] for payload in job.payloads]
+        data, combined = aggregate.combined(job, model, chosen, self.genesis.params)
+        if data is not None and combined.model is not None:
+            self.node.memory.put(ev.BlobKind.MODEL, combined.model, data, block.header.round)
+        return draft.block(valid, combined)
 
-    def draft(self, block: Block, ballots: Sequence[messages.BallotMessage]) -> Draft:
+    def draft(self, block: Block, ballots: Sequence[msg.BallotMessage]) -> Draft:
         """The draft of a block with these ballots."""
         header = block.header
         params = self.genesis.params
@@ -227,10 +193,10 @@ class BadBlock(BlockForger):
     kind: str | None = None
     """The one of `kinds` to make; None: a random one each time."""
 
-    def outgoing(self, action: Broadcast, message: Message | None) -> Sequence[Action]:
+    def outgoing(self, action: ev.Broadcast, message: msg.Message | None) -> Sequence[ev.Action]:
         """The lead of a forged block instead of its lead."""
         forged = self.forged(message)
-        return (action,) if forged is None else (Broadcast(forged, action.urgency),)
+        return (action,) if forged is None else (ev.Broadcast(forged, action.urgency),)
 
     def forge(self, block: Block) -> Block | None:
         """The block with one of the faults in `kinds`."""
@@ -263,23 +229,23 @@ class BadBlock(BlockForger):
             case _:
                 return replace(block, header=replace(header, steps=header.steps + 1))
 
-    def _fewest(self, block: Block) -> list[messages.BallotMessage]:
+    def _fewest(self, block: Block) -> list[msg.BallotMessage]:
         """The liars' ballots, and only as many honest ones as a step still needs."""
         own = [b for b in block.ballots if b.worker in self.liars]
         honest = [b for b in block.ballots if b.worker not in self.liars]
         count = max(0, self.genesis.params.ballots_min - len(own))
         return own + honest[:count]
 
-    def _with_forged(self, block: Block) -> tuple[messages.BallotMessage, ...]:
+    def _with_forged(self, block: Block) -> tuple[msg.BallotMessage, ...]:
         """The ballots, with the first honest one forged."""
         victim = next((b for b in block.ballots if b.worker not in self.liars), None)
         if victim is None:
             return block.ballots
         entries = victim.entries[:1]
-        part = messages.ballot_part(
-            victim.chain, victim.round, victim.worker, victim.model, entries
+        part = msg.ballot_part(victim.chain, victim.round, victim.worker, victim.model, entries)
+        envelope = msg.Envelope(
+            msg.Kind.BALLOT, part, self.signer.sign(part), victim.envelope.proof
         )
-        envelope = Envelope(Kind.BALLOT, part, self.signer.sign(part), victim.envelope.proof)
         forged = replace(victim, entries=entries, envelope=envelope)
         return tuple(forged if ballot is victim else ballot for ballot in block.ballots)
 
@@ -287,7 +253,7 @@ class BadBlock(BlockForger):
         self,
         block: Block,
         *,
-        ballots: tuple[messages.BallotMessage, ...] | None = None,
+        ballots: tuple[msg.BallotMessage, ...] | None = None,
         selection: tuple[tuple[int, int], ...] | None = None,
     ) -> Block:
         """The block with other ballots or another selection, and a header with matching roots."""
@@ -313,7 +279,7 @@ class TwoBlocks(BlockForger):
         second = self.with_ballots(block, block.ballots[1:])
         return None if second is None or second.header.digest == block.header.digest else second
 
-    def outgoing(self, action: Broadcast, message: Message | None) -> Sequence[Action]:
+    def outgoing(self, action: ev.Broadcast, message: msg.Message | None) -> Sequence[ev.Action]:
         """Two leads for one period."""
         forged = self.forged(message)
         return (action,) if forged is None else self.split(action.data, forged, action.urgency)
@@ -334,26 +300,26 @@ class Completion:
         self._cluster = cluster
         self._liars = tuple(liars)
         self._words = stream(cluster.seed, "completion")
-        self._votes: dict[tuple[int, int, int, Digest], dict[int, VoteSignature]] = {}
+        self._votes: dict[tuple[int, int, int, Digest], dict[int, msg.VoteSignature]] = {}
         self._done: set[tuple[int, int, int, Digest]] = set()
         self._seen: set[bytes] = set()
 
     def __call__(self, source: int, target: int, data: bytes) -> int:
         """Look at what is sent, and delay nothing."""
-        if data and data[0] == Kind.VOTE and data not in self._seen:
+        if data and data[0] == msg.Kind.VOTE and data not in self._seen:
             self._seen.add(data)
             try:
                 message = self._cluster.decode(data).claim
             except InvalidMessage:
                 return 0
-            if isinstance(message, Vote) and message.worker not in self._liars:
+            if isinstance(message, msg.Vote) and message.worker not in self._liars:
                 self._count(message)
         return 0
 
-    def _count(self, vote: Vote) -> None:
+    def _count(self, vote: msg.Vote) -> None:
         slot = (vote.round, vote.period, vote.step, vote.value)
         marks = self._votes.setdefault(slot, {})
-        marks[vote.worker] = VoteSignature(
+        marks[vote.worker] = msg.VoteSignature(
             vote.worker, vote.envelope.signature, vote.envelope.proof
         )
         params = self._cluster.genesis.params
@@ -364,16 +330,16 @@ class Completion:
             self._complete(slot, dict(marks))
 
     def _complete(
-        self, slot: tuple[int, int, int, Digest], marks: dict[int, VoteSignature]
+        self, slot: tuple[int, int, int, Digest], marks: dict[int, msg.VoteSignature]
     ) -> None:
         cluster = self._cluster
         number, period, step, value = slot
         for liar in self._liars:
-            part = messages.vote_part(cluster.genesis.chain, number, period, step, liar, value)
-            marks[liar] = VoteSignature(liar, cluster.keys.signer(liar).sign(part), b"")
+            part = msg.vote_part(cluster.genesis.chain, number, period, step, liar, value)
+            marks[liar] = msg.VoteSignature(liar, cluster.keys.signer(liar).sign(part), b"")
         quorum = cluster.genesis.params.quorum
         chosen = tuple(marks[worker] for worker in sorted(marks)[:quorum])
-        bundle = Bundle(cluster.genesis.chain, number, period, step, value, chosen).encode()
+        bundle = msg.Bundle(cluster.genesis.chain, number, period, step, value, chosen).encode()
         honest = [w for w in range(len(cluster.nodes)) if w not in self._liars]
         for victim in self._words.sample(honest, 1 + self._words.below(2) % len(honest)):
             delay = self._words.below(2) * self._words.below(1 + 4 * cluster.timing.delay)
@@ -389,18 +355,16 @@ class Several:
     def __init__(self, parts: Sequence[Liar]) -> None:
         self._parts = tuple(parts)
 
-    def act(self, node: SimulatedNode, event: Event, actions: Sequence[Action]) -> Sequence[Action]:
+    def act(self, event: ev.Event, actions: Sequence[ev.Action]) -> Sequence[ev.Action]:
         """What the actions are after all behaviours."""
         for part in self._parts:
-            actions = part.act(node, event, actions)
+            actions = part.act(event, actions)
         return actions
 
-    def serve(
-        self, node: SimulatedNode, peer: int, digest: Digest, data: bytes | None
-    ) -> bytes | None:
+    def serve(self, peer: int, digest: Digest, data: bytes | None) -> bytes | None:
         """What the answer is after all behaviours."""
         for part in self._parts:
-            data = part.serve(node, peer, digest, data)
+            data = part.serve(peer, digest, data)
         return data
 
 
@@ -409,18 +373,18 @@ MakeLiar: TypeAlias = Callable[[SimulatedNode, Sequence[int]], Liar]
 
 # Plans are drawn from this table, so its order decides what the liars of a seed do.
 BEHAVIOURS: dict[str, MakeLiar] = {
-    "Z2": TwoUpdates,
-    "Z3": TwoBallots,
-    "Z8": BadPayload,
-    "Z9": Withholder,
-    "Z10": Latecomer,
-    "Z21": Copycat,
-    "Z22": ShortBallots,
-    "poison": Poisoner,
-    "Z1": Silent,
-    "Z5": WrongCredentials,
-    "Z7": Replayer,
-    "Z20": Flooder,
+    "Z2": adversaries.TwoUpdates,
+    "Z3": adversaries.TwoBallots,
+    "Z8": adversaries.BadPayload,
+    "Z9": adversaries.Withholder,
+    "Z10": adversaries.Latecomer,
+    "Z21": adversaries.Copycat,
+    "Z22": adversaries.ShortBallots,
+    "poison": adversaries.Poisoner,
+    "Z1": adversaries.Silent,
+    "Z5": adversaries.WrongCredentials,
+    "Z7": adversaries.Replayer,
+    "Z20": adversaries.Flooder,
     "Z4": DoubleVoter,
     "Z11": HiddenBlock,
     "Z12": BadBlock,

@@ -19,13 +19,14 @@ soon as the honest votes and all liars together reach it, whether or not anybody
 stricter than waiting for it to happen.
 """
 
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from holdout.agreement.blocks import read_block
 from holdout.agreement.events import Commit
 from holdout.agreement.headers import read_header
-from holdout.agreement.messages import BallotMessage, Bundle, Lead, Message, Update, Vote
+from holdout.agreement.messages import Bundle, Message, SignedMessage, Vote
 from holdout.agreement.params import Genesis, Mode, Params
 from holdout.agreement.wire import Unverified
 from holdout.errors import InvalidMessage
@@ -102,10 +103,7 @@ class Checker(Watcher):
         except InvalidMessage as error:
             self._broken("I5", f"{node.index} sends bytes that are no message: {error}")
             return
-        if (
-            not isinstance(message, Update | BallotMessage | Lead | Vote)
-            or message.worker != node.index
-        ):
+        if not isinstance(message, SignedMessage) or message.worker != node.index:
             return
         signed = message.envelope.signed
         period, step = getattr(message, "period", 0), getattr(message, "step", 0)
@@ -341,12 +339,9 @@ def weigh(thing: object) -> int:
         if isinstance(item, dict):
             total += len(item)
             stack += [*item.keys(), *item.values()]
-        elif isinstance(item, tuple | list | set | frozenset):
+        elif isinstance(item, tuple | list | set | frozenset | deque):
             total += len(item)
-            stack += list(item)
-        elif hasattr(item, "popleft"):
-            total += len(item)  # type: ignore[arg-type]
-            stack += list(item)  # type: ignore[call-overload]
+            stack += item
         else:
             stack += [getattr(item, name) for name in _fields(item) if hasattr(item, name)]
     return total
@@ -360,7 +355,7 @@ def _fields(item: object) -> list[str]:
     return names
 
 
-def _words(message: Update | BallotMessage | Lead | Vote) -> str:
+def _words(message: SignedMessage) -> str:
     kind = message.envelope.kind.name.lower()
     period = getattr(message, "period", None)
     where = "" if period is None else f" p{period} step {getattr(message, 'step', 0)}"

@@ -15,7 +15,7 @@ from hashlib import sha256
 from holdout.agreement.blocks import Block
 from holdout.agreement.headers import Header
 from holdout.agreement.keys import Verifier
-from holdout.agreement.messages import BallotMessage, Evidence, Lead, Update, Vote
+from holdout.agreement.messages import Evidence, SignedMessage, Update
 from holdout.agreement.params import Genesis, Mode, Params, RoleDraw, TallyRule
 from holdout.agreement.wire import open_envelope
 from holdout.ids import Digest
@@ -46,7 +46,6 @@ class Chain:
     genesis: Genesis
     verifier: Verifier
     headers: dict[int, Header] = field(default_factory=dict)
-    _outputs: dict[bytes, bytes | None] = field(default_factory=dict)
     _drawn: dict[tuple[int, str, int, int, int], bool] = field(default_factory=dict)
     _shuffles: dict[tuple[int, str | int], tuple[int, ...]] = field(default_factory=dict)
 
@@ -220,7 +219,7 @@ class Chain:
         first, second = open_envelope(evidence.first), open_envelope(evidence.second)
         if not (_slot(first) == _slot(second) and evidence.first.signed != evidence.second.signed):
             return False
-        if not isinstance(first, Update | BallotMessage | Lead | Vote) or first.round != number:
+        if not isinstance(first, SignedMessage) or first.round != number:
             return False
         key = self.genesis.roster[first.worker].signing
         return all(

@@ -9,20 +9,16 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import lru_cache, partial
+from typing import TypeVar
 
 from holdout.agreement import aggregate, safety, sizing, wire
-from holdout.agreement.blocks import Block, Draft, Tip, inspect, read_block
+from holdout.agreement.blocks import Block, Draft, inspect, read_block
 from holdout.agreement.draws import Draws
 from holdout.agreement.events import BlobKind, Combine, Commit, Job, Judge, Propose
+from holdout.agreement.headers import Tip
 from holdout.agreement.keys import Memo, SimulatedKeys, Verifier
 from holdout.agreement.messages import Bundle, Message, Vote
-from holdout.agreement.params import (
-    MILLISECOND,
-    Genesis,
-    Mode,
-    Params,
-    Timing,
-)
+from holdout.agreement.params import MILLISECOND, Genesis, Mode, Params, Timing
 from holdout.agreement.player import Player
 from holdout.agreement.sizing import NetworkSizes
 from holdout.agreement.validation import Tools
@@ -42,6 +38,8 @@ from holdout.simulator.nodes import SimulatedNode
 from holdout.simulator.storage import Disk
 from holdout.simulator.toy_learners import DIMENSION, FIRST_MODEL, MakeLearner, ToyLearner
 from holdout.simulator.trace import Trace
+
+T = TypeVar("T")
 
 REMEMBERED = 1 << 16
 """How many messages are kept in decoded form."""
@@ -139,6 +137,7 @@ class Cluster:
     """Workers, their network and their clock.
 
     Attributes:
+        decode: As `wire.decode`, with the result remembered.
         steps: How many events players have handled.
         combined: The models computed so far; every worker gets the same, so once is enough.
     """
@@ -173,7 +172,9 @@ class Cluster:
         self.blob_time = genesis.params.payload_bytes // BYTES_PER_MICROSECOND
         self.steps = 0
         self.combined: dict[Combine, tuple[bytes | None, Digest | None, float]] = {}
-        self._decoded = Memo[bytes, "wire.Unverified[Message] | InvalidMessage"](REMEMBERED)
+        self.decode: Callable[[bytes], wire.Unverified[Message]] = remembering(
+            wire.decode, REMEMBERED
+        )
         self._valid: dict[Digest, bool] = {}
         self._archive: dict[Digest, tuple[bytes, int]] = {}
         self._oldest = 0
@@ -197,19 +198,6 @@ class Cluster:
             finished=tuple(disk.finished),
             tools=self._tools,
         )
-
-    def decode(self, data: bytes) -> wire.Unverified[Message]:
-        """As `wire.decode`, with the result remembered."""
-        known = self._decoded.get(data)
-        if known is None:
-            try:
-                known = wire.decode(data)
-            except InvalidMessage as error:
-                known = error
-            self._decoded.put(data, known)
-        if isinstance(known, InvalidMessage):
-            raise known.with_traceback(None)
-        return known
 
     def label(self, data: bytes) -> Label:
         """The kind of a message and its step, by which a `Cut` picks messages."""
@@ -308,22 +296,28 @@ class Cluster:
         return all(self.nodes[worker].decided >= round_number for worker in workers)
 
 
-def remembering_tools() -> Tools:
-    """Reading and checking of blocks, with memory: every worker asks the same."""
-    blocks = Memo[bytes, "Block | InvalidMessage"](1 << 12)
-    drafts = Memo[tuple[Digest, Digest, Digest], "tuple[Block, Draft | str]"](1 << 12)
+def remembering(read: Callable[[bytes], T], entries_max: int) -> Callable[[bytes], T]:
+    """The function with a memory of what it returned, and of the `InvalidMessage` it raised."""
+    memo = Memo[bytes, "T | InvalidMessage"](entries_max)
 
-    def read(data: bytes) -> Block:
-        known = blocks.get(data)
+    def remembered(data: bytes) -> T:
+        known = memo.get(data)
         if known is None:
             try:
-                known = read_block(data)
+                known = read(data)
             except InvalidMessage as error:
                 known = error
-            blocks.put(data, known)
+            memo.put(data, known)
         if isinstance(known, InvalidMessage):
             raise known.with_traceback(None)
         return known
+
+    return remembered
+
+
+def remembering_tools() -> Tools:
+    """Reading and checking of blocks, with memory: every worker asks the same."""
+    drafts = Memo[tuple[Digest, Digest, Digest], "tuple[Block, Draft | str]"](1 << 12)
 
     def check(
         block: Block, tip: Tip, genesis: Genesis, draws: Draws, verifier: Verifier
@@ -336,4 +330,4 @@ def remembering_tools() -> Tools:
             drafts.put(key, known)
         return known[1]
 
-    return Tools(read_block=read, inspect=check)
+    return Tools(read_block=remembering(read_block, 1 << 12), inspect=check)

@@ -15,16 +15,7 @@ from holdout.agreement.messages import Kind, Step
 from holdout.agreement.params import MILLISECOND
 from holdout.errors import UserError
 from holdout.seeds import Stream, stream
-from holdout.simulator.network import (
-    CALM,
-    FOREVER,
-    SECOND,
-    Cut,
-    Label,
-    Weather,
-    mask,
-    partition,
-)
+from holdout.simulator.network import CALM, FOREVER, SECOND, Cut, Label, Weather, mask, partition
 
 PARTS = 1 << 20
 """Probabilities are drawn in steps of one in this many."""

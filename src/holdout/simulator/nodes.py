@@ -10,43 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from holdout.agreement import aggregate
-from holdout.agreement.events import (
-    Action,
-    Alarm,
-    BlobKind,
-    BlockReady,
-    Broadcast,
-    Combine,
-    Combined,
-    Commit,
-    Compute,
-    Entered,
-    Event,
-    Forget,
-    Halt,
-    Job,
-    JobFailed,
-    Judge,
-    Judged,
-    Keep,
-    MessageFault,
-    ModelReady,
-    PayloadReady,
-    Persist,
-    Propose,
-    Proposed,
-    Received,
-    Reject,
-    Relay,
-    ReportEvidence,
-    Send,
-    SendBlocks,
-    SetTimer,
-    Start,
-    Timer,
-    TimerFired,
-    Want,
-)
+from holdout.agreement import events as ev
 from holdout.agreement.messages import REMEMBERED
 from holdout.agreement.player import Player
 from holdout.ids import Digest
@@ -64,15 +28,11 @@ MILLION = 1_000_000
 class Behaviour(Protocol):
     """What makes a worker Byzantine: all that it sends and serves passes through here."""
 
-    def act(
-        self, node: "SimulatedNode", event: Event, actions: Sequence[Action]
-    ) -> Sequence[Action]:
+    def act(self, event: ev.Event, actions: Sequence[ev.Action]) -> Sequence[ev.Action]:
         """What the worker does about an event, given what an honest one would do."""
         ...
 
-    def serve(
-        self, node: "SimulatedNode", peer: int, digest: Digest, data: bytes | None
-    ) -> bytes | None:
+    def serve(self, peer: int, digest: Digest, data: bytes | None) -> bytes | None:
         """What it answers a peer that wants a blob it holds as `data`; None: nothing."""
         ...
 
@@ -92,7 +52,6 @@ class SimulatedNode:
     __slots__ = (
         "_asleep",
         "_crashes",
-        "_dispatch",
         "_inbox",
         "_learner",
         "_reject_seen",
@@ -126,41 +85,24 @@ class SimulatedNode:
         self.rate = 0
         self.slowness = 1
         self.behaviour: Behaviour | None = None
-        self.commits: dict[int, Commit] = {}
-        self.rejected: Counter[MessageFault] = Counter()
-        self.reports: list[ReportEvidence] = []
+        self.commits: dict[int, ev.Commit] = {}
+        self.rejected: Counter[ev.MessageFault] = Counter()
+        self.reports: list[ev.ReportEvidence] = []
         self.alarms: list[str] = []
         self.halted: str | None = None
         self._crashes: dict[int, Crash] = {}
-        self._inbox: deque[Event] = deque()
+        self._inbox: deque[ev.Event] = deque()
         self._seen: set[bytes] = set()
         self.fetcher = SimulatedFetcher(self)
         self._asleep = True
         self._reject_seen = False
-        self._dispatch: dict[type, Callable[[Any], None]] = {
-            Send: self._send,
-            Broadcast: self._broadcast,
-            Relay: self._relay,
-            SendBlocks: self._send_blocks,
-            SetTimer: self._set_timer,
-            Compute: self._compute,
-            Want: self._want,
-            Keep: self._keep,
-            Forget: self._forget,
-            Commit: self._commit,
-            Reject: self._reject,
-            ReportEvidence: self._report,
-            Alarm: self._alarm,
-            Halt: self._halt,
-            Entered: self._entered,
-        }
         self.player: Player
         self._learner: Learner
 
     def _hold_first_model(self) -> None:
         # w_1 is public: a worker has it whatever else it loses.
         first = self.cluster.genesis.params.model_first
-        self.memory.put(BlobKind.MODEL, first, self.cluster.first_model, 0)
+        self.memory.put(ev.BlobKind.MODEL, first, self.cluster.first_model, 0)
         self.memory.committed(first)
 
     # -- life and death ------------------------------------------------------------------------
@@ -180,7 +122,7 @@ class SimulatedNode:
             cluster.note(self.index, "starts again")
             cluster.watcher.restarted(self)
         words = stream(cluster.seed, "nonce", self.index, self.life)
-        self.take(Start(b"".join(words.below(1 << 64).to_bytes(8, "big") for _ in range(4))))
+        self.take(ev.Start(b"".join(words.below(1 << 64).to_bytes(8, "big") for _ in range(4))))
 
     def crash(self, crash: Crash) -> None:
         """Stop at once; what is not on the disk is gone."""
@@ -240,9 +182,9 @@ class SimulatedNode:
     def receive(self, item: tuple[int, bytes]) -> None:
         """Take a message that arrives, unless a copy of it was accepted before."""
         if self.up and item[1] not in self._seen:
-            self.take(Received(*item))
+            self.take(ev.Received(*item))
 
-    def take(self, event: Event) -> None:
+    def take(self, event: ev.Event) -> None:
         """Tell the player of an event, and do what it asks for."""
         self._inbox.append(event)
         if not self._asleep:
@@ -254,40 +196,39 @@ class SimulatedNode:
         finally:
             self._asleep = True
 
-    def _handle(self, event: Event) -> None:
+    def _handle(self, event: ev.Event) -> None:
         cluster = self.cluster
-        actions: Sequence[Action] = self.player.handle(event, self._local())
+        actions: Sequence[ev.Action] = self.player.handle(event, self._local())
         cluster.steps += 1
         if self.behaviour is not None:
-            actions = self.behaviour.act(self, event, actions)
+            actions = self.behaviour.act(event, actions)
         if cluster.trace is not None:
             cluster.trace.record(cluster.agenda.now, self.index, event, actions)
         self._reject_seen = False
         self.execute(actions)
-        if type(event) is Received and not self._reject_seen and event.data[0] in REMEMBERED:
+        if type(event) is ev.Received and not self._reject_seen and event.data[0] in REMEMBERED:
             # As in a real driver, a second copy of an accepted message is dropped unread. What was
             # rejected may only have come too early, so it is not remembered.
             self._seen.add(event.data)
         if self.behaviour is None:
             cluster.watcher.handled(self)
 
-    def execute(self, actions: Sequence[Action]) -> None:
+    def execute(self, actions: Sequence[ev.Action]) -> None:
         """Carry out actions in order; a planned crash may come between them."""
-        dispatch = self._dispatch
         dying: Crash | None = None
         for action in actions:
-            if type(action) is Persist:
+            if type(action) is ev.Persist:
                 if dying is not None:
                     break
                 dying = self._persist(action)
                 if not self.up:
                     return
             else:
-                dispatch[type(action)](action)
+                self._do(action)
         if dying is not None:
             self.crash(dying)
 
-    def _persist(self, action: Persist) -> Crash | None:
+    def _persist(self, action: ev.Persist) -> Crash | None:
         """Write and sync; a crash planned for after the actions that follow is returned."""
         crash = self._crashes.pop(self.disk.writes, None)
         if crash is not None and crash.point is Point.BEFORE:
@@ -305,99 +246,91 @@ class SimulatedNode:
 
     # -- actions -------------------------------------------------------------------------------
 
-    def _send(self, action: Send) -> None:
+    def _do(self, action: ev.Action) -> None:  # noqa: C901  # One case for each kind of action.
+        network = self.cluster.network
+        match action:
+            case ev.Broadcast():
+                self._tell_watcher(action.data)
+                self._seen.add(action.data)  # So that copies relayed by others are dropped.
+                network.broadcast(self.index, action.data)
+            case ev.Relay():
+                network.relay(self.index, action.data, action.without)
+            case ev.Reject():
+                self._reject_seen = True
+                self.rejected[action.fault] += 1
+            case ev.Send():
+                self._tell_watcher(action.data)
+                if action.peer != self.index:
+                    network.send(self.index, action.peer, action.data)
+            case ev.SendBlocks():
+                finished = self.disk.finished[max(0, action.first - 1) : action.last]
+                batch = [item.encode() for item in finished]
+                network.send_in_order(self.index, action.peer, batch)
+            case ev.SetTimer():
+                delay = self._global(action.at) - self.cluster.agenda.now
+                self.later(max(0, delay), self.take, ev.TimerFired(action.timer))
+            case ev.Want():
+                self._want(action)
+            case ev.Compute():
+                duration = self.cluster.durations.of(action.job) * self.slowness
+                self.later(duration, self._compute, action.job)
+            case ev.Keep():
+                self.memory.put(ev.BlobKind.BLOCK, action.digest, action.data, self.player.round)
+            case ev.Forget():
+                self.disk.drop(self.memory.forget(action.before_round - 1))
+                self.cluster.forget(action.before_round - 1)
+                self.fetcher.forget(action.before_round)
+            case ev.Commit():
+                self.memory.committed(action.model)
+                self.commits[action.round] = action
+                if self.behaviour is None:
+                    self.cluster.watcher.committed(self, action)
+            case ev.Entered():
+                self._seen.clear()
+            case ev.ReportEvidence():
+                self.reports.append(action)
+            case ev.Alarm():
+                self.alarms.append(action.why)
+            case ev.Halt():
+                self.halted = action.why
+            case ev.Persist():
+                pass  # Done by `execute`, which a crash may interrupt there.
+
+    def _tell_watcher(self, data: bytes) -> None:
         if self.behaviour is None:
-            self.cluster.watcher.sent(self, action.data)
-        if action.peer != self.index:
-            self.cluster.network.send(self.index, action.peer, action.data)
-
-    def _broadcast(self, action: Broadcast) -> None:
-        if self.behaviour is None:
-            self.cluster.watcher.sent(self, action.data)
-        self._seen.add(action.data)  # So that copies relayed by others are dropped.
-        self.cluster.network.broadcast(self.index, action.data)
-
-    def _relay(self, action: Relay) -> None:
-        self.cluster.network.relay(self.index, action.data, action.without)
-
-    def _send_blocks(self, action: SendBlocks) -> None:
-        finished = self.disk.finished[max(0, action.first - 1) : action.last]
-        batch = [item.encode() for item in finished]
-        self.cluster.network.send_in_order(self.index, action.peer, batch)
-
-    def _set_timer(self, action: SetTimer) -> None:
-        delay = self._global(action.at) - self.cluster.agenda.now
-        self.later(max(0, delay), self._fire, action.timer)
-
-    def _fire(self, timer: Timer) -> None:
-        self.take(TimerFired(timer))
-
-    def _keep(self, action: Keep) -> None:
-        self.memory.put(BlobKind.BLOCK, action.digest, action.data, self.player.round)
-
-    def _forget(self, action: Forget) -> None:
-        self.disk.drop(self.memory.forget(action.before_round - 1))
-        self.cluster.forget(action.before_round - 1)
-        self.fetcher.forget(action.before_round)
-
-    def _commit(self, action: Commit) -> None:
-        self.memory.committed(action.model)
-        self.commits[action.round] = action
-        if self.behaviour is None:
-            self.cluster.watcher.committed(self, action)
-
-    def _reject(self, action: Reject) -> None:
-        self._reject_seen = True
-        self.rejected[action.fault] += 1
-
-    def _report(self, action: ReportEvidence) -> None:
-        self.reports.append(action)
-
-    def _alarm(self, action: Alarm) -> None:
-        self.alarms.append(action.why)
-
-    def _halt(self, action: Halt) -> None:
-        self.halted = action.why
-
-    def _entered(self, _: Entered) -> None:
-        self._seen.clear()
+            self.cluster.watcher.sent(self, data)
 
     # -- learning ------------------------------------------------------------------------------
 
-    def _compute(self, action: Compute) -> None:
-        self.later(
-            self.cluster.durations.of(action.job) * self.slowness, self._computed, action.job
-        )
-
-    def _computed(self, job: Job) -> None:
+    def _compute(self, job: ev.Job) -> None:
         self.take(self._result(job))
 
-    def _result(self, job: Job) -> Event:
+    def _result(self, job: ev.Job) -> ev.Event:
         model = self.memory.get(job.model)
         if model is None:
-            return JobFailed(job)
+            return ev.JobFailed(job)
         match job:
-            case Propose():
+            case ev.Propose():
                 payload = self._learner.propose(job, model)
                 if payload is None:
-                    return JobFailed(job)
+                    return ev.JobFailed(job)
                 digest = aggregate.payload_digest(payload)
-                self.memory.put(BlobKind.PAYLOAD, digest, payload, job.round)
+                self.memory.put(ev.BlobKind.PAYLOAD, digest, payload, job.round)
                 self.cluster.archive(digest, payload, job.round)
-                return Proposed(job, digest)
-            case Judge():
+                return ev.Proposed(job, digest)
+            case ev.Judge():
                 payloads = self._payloads(candidate.payload for candidate in job.candidates)
                 if payloads is None:
-                    return JobFailed(job)
+                    return ev.JobFailed(job)
                 approved = self._learner.judge(job, model, payloads)
-                return JobFailed(job) if approved is None else Judged(job, approved)
-            case Combine():
+                return ev.JobFailed(job) if approved is None else ev.Judged(job, approved)
+            case ev.Combine():
                 return self._combined(job, model)
 
-    def _combined(self, job: Combine, model: bytes) -> Event:
+    def _combined(self, job: ev.Combine, model: bytes) -> ev.Event:
         payloads = self._payloads(job.payloads)
         if payloads is None:
-            return JobFailed(job)
+            return ev.JobFailed(job)
         memo = self.cluster.combined
         found = memo.get(job)
         if found is None:
@@ -407,8 +340,8 @@ class SimulatedNode:
             found = memo[job] = (data, digest, radius)
         data, digest, radius = found
         if data is not None and digest is not None:
-            self.memory.put(BlobKind.MODEL, digest, data, self.player.round)
-        return Combined(job, digest, radius)
+            self.memory.put(ev.BlobKind.MODEL, digest, data, self.player.round)
+        return ev.Combined(job, digest, radius)
 
     def _payloads(self, digests: Any) -> list[bytes] | None:
         found = [self.memory.get(digest) for digest in digests]
@@ -416,26 +349,26 @@ class SimulatedNode:
 
     # -- blobs ---------------------------------------------------------------------------------
 
-    def _want(self, action: Want) -> None:
+    def _want(self, action: ev.Want) -> None:
         data = self.memory.get(action.digest)
         if data is None:
             self.fetcher.want(action)
         else:
             self.ready(action.kind, action.digest, data)
 
-    def ready(self, kind: BlobKind, digest: Digest, data: bytes) -> None:
+    def ready(self, kind: ev.BlobKind, digest: Digest, data: bytes) -> None:
         """Tell the player that a blob it wants is in hand."""
         match kind:
-            case BlobKind.PAYLOAD:
-                self.take(PayloadReady(digest, self.cluster.payload_valid(digest, data)))
-            case BlobKind.BLOCK:
-                self.take(BlockReady(digest, data))
-            case BlobKind.MODEL:
-                self.take(ModelReady(digest))
+            case ev.BlobKind.PAYLOAD:
+                self.take(ev.PayloadReady(digest, self.cluster.payload_valid(digest, data)))
+            case ev.BlobKind.BLOCK:
+                self.take(ev.BlockReady(digest, data))
+            case ev.BlobKind.MODEL:
+                self.take(ev.ModelReady(digest))
 
     def serve(self, peer: int, digest: Digest) -> bytes | None:
         """What this worker answers a peer that wants a blob; None: nothing."""
         data = self.memory.get(digest)
         if self.behaviour is not None:
-            return self.behaviour.serve(self, peer, digest, data)
+            return self.behaviour.serve(peer, digest, data)
         return data

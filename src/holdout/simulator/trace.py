@@ -4,53 +4,9 @@ from collections.abc import Sequence
 from functools import lru_cache
 from hashlib import sha256
 
+from holdout.agreement import events as ev
+from holdout.agreement import messages as msg
 from holdout.agreement.codec import BOTTOM
-from holdout.agreement.events import (
-    Action,
-    Alarm,
-    BlockReady,
-    Broadcast,
-    Combined,
-    Commit,
-    Compute,
-    Entered,
-    Event,
-    Forget,
-    Halt,
-    JobFailed,
-    Judged,
-    Keep,
-    ModelReady,
-    PayloadReady,
-    Persist,
-    Proposed,
-    Received,
-    Reject,
-    Relay,
-    ReportEvidence,
-    Send,
-    SendBlocks,
-    SetTimer,
-    Start,
-    TimerFired,
-    Want,
-)
-from holdout.agreement.messages import (
-    BallotMessage,
-    Behind,
-    Bundle,
-    Evidence,
-    Finished,
-    GetBlocks,
-    GetUpdates,
-    HeadAnswer,
-    HeadQuery,
-    Lead,
-    Message,
-    Update,
-    Vote,
-    base_step,
-)
 from holdout.agreement.wire import decode, open_envelope
 from holdout.errors import InvalidMessage
 from holdout.ids import Digest
@@ -72,7 +28,7 @@ class Trace:
         self.lines: list[str] = []
         self._hash = sha256()
 
-    def record(self, time: int, worker: int, event: Event, actions: Sequence[Action]) -> None:
+    def record(self, time: int, worker: int, event: ev.Event, actions: Sequence[ev.Action]) -> None:
         """Add an event that a worker was told, and the actions it asked for."""
         self._hash.update(f"{time} {worker} {event!r} {actions!r}".encode())
         self.lines.append(f"{clock(time)}  {worker:>3}  {event_text(event)}")
@@ -101,65 +57,65 @@ def short(digest: Digest) -> str:
     return "bottom" if digest == BOTTOM else digest.hex()[:DIGITS]
 
 
-def event_text(event: Event) -> str:  # noqa: C901  # One case for each kind.
+def event_text(event: ev.Event) -> str:  # noqa: C901  # One case for each kind.
     """An event in a few words."""
     match event:
-        case Received(peer, data):
+        case ev.Received(peer, data):
             return f"<- {peer}: {message_text(data)}"
-        case TimerFired(timer):
+        case ev.TimerFired(timer):
             return f"timer {timer.kind.name.lower()} r{timer.round} p{timer.period}"
-        case Proposed(_, payload):
+        case ev.Proposed(_, payload):
             return f"proposed {short(payload)}"
-        case Judged(job, approved):
+        case ev.Judged(job, approved):
             names = ",".join(str(job.candidates[place].proposer) for place in approved)
             return f"judged: approves {names or 'nobody'}"
-        case Combined(_, model, radius):
+        case ev.Combined(_, model, radius):
             return f"combined {'nothing' if model is None else short(model)} radius {radius:.3g}"
-        case PayloadReady(digest, valid):
+        case ev.PayloadReady(digest, valid):
             return f"has payload {short(digest)}" + ("" if valid else ", which is not valid")
-        case BlockReady(digest):
+        case ev.BlockReady(digest):
             return f"has block {short(digest)}"
-        case ModelReady(digest):
+        case ev.ModelReady(digest):
             return f"has model {short(digest)}"
-        case JobFailed(job):
+        case ev.JobFailed(job):
             return f"could not compute {type(job).__name__.lower()}"
-        case Start():
+        case ev.Start():
             return "starts"
 
 
-def action_text(action: Action) -> str:  # noqa: C901  # One case for each kind.
+def action_text(action: ev.Action) -> str:  # noqa: C901  # One case for each kind.
     """An action in a few words; empty if it would only make the trace longer."""
     match action:
-        case Broadcast(data):
+        case ev.Broadcast(data):
             return f"-> all: {message_text(data)}"
-        case Send(peer, data):
+        case ev.Send(peer, data):
             return f"-> {peer}: {message_text(data)}"
-        case Relay() | SetTimer() | Keep() | Forget():
+        case ev.Relay() | ev.SetTimer() | ev.Keep() | ev.Forget():
             return ""
-        case Compute(job):
+        case ev.Compute(job):
             return f"computes {type(job).__name__.lower()}"
-        case Want(kind, digest, hints):
+        case ev.Want(kind, digest, hints):
             asked = ",".join(map(str, dict.fromkeys(hints)))
             return f"wants {kind.name.lower()} {short(digest)} of {asked or 'anybody'}"
-        case Persist(_, blobs, finished):
+        case ev.Persist(_, blobs, finished):
             named = [f"{kind.name.lower()} {short(digest)}" for kind, digest in blobs]
             rounds = [f"r{item.certificate.round}" for item in finished]
             return "writes " + ", ".join(["its state", *named, *rounds])
-        case Commit(number, value, model, stepped, selected):
+        case ev.Commit(number, value, model, stepped, selected):
             chosen = "?" if selected is None else ",".join(map(str, selected))
             what = f"step {chosen}" if stepped else "no step"
             return f"COMMITS r{number} {short(value)} ({what}, model {short(model)})"
-        case SendBlocks(peer, first, last):
+        case ev.SendBlocks(peer, first, last):
             return f"-> {peer}: finished rounds {first} to {last}"
-        case Reject(peer, fault):
+        case ev.Reject(peer, fault):
             return f"rejects {fault} from {peer}"
-        case Entered(number, period):
+        case ev.Entered(number, period):
             return f"enters r{number} p{period}"
-        case ReportEvidence():
+        case ev.ReportEvidence():
             return f"REPORT {action.worker}"
-        case Alarm():
+        case ev.Alarm():
             return f"ALARM {action.why}"
-        case Halt():
+        case ev.Halt():
             return f"HALT {action.why}"
 
 
@@ -172,52 +128,52 @@ def message_text(data: bytes) -> str:
         return f"{len(data)} bytes that are no message ({error})"
 
 
-def describe(message: Message) -> str:  # noqa: C901  # One case for each kind.
+def describe(message: msg.Message) -> str:  # noqa: C901  # One case for each kind.
     """A message in a few words."""
     match message:
-        case Update():
+        case msg.Update():
             return f"update of {message.worker} r{message.round} {short(message.update_id)}"
-        case BallotMessage():
+        case msg.BallotMessage():
             names = ",".join(str(entry.proposer) for entry in message.entries)
             return f"ballot of {message.worker} r{message.round} for {names}"
-        case Lead():
+        case msg.Lead():
             again = "" if message.original_period == message.period else " again"
             return (
                 f"lead of {message.worker} r{message.round} p{message.period}"
                 f" {short(message.value)}{again}"
             )
-        case Vote():
+        case msg.Vote():
             return (
                 f"{step_text(message.step)} of {message.worker} r{message.round}"
                 f" p{message.period} {short(message.value)}"
             )
-        case Bundle():
+        case msg.Bundle():
             who = ",".join(str(mark.worker) for mark in message.marks)
             return (
                 f"bundle {step_text(message.step)} r{message.round} p{message.period}"
                 f" {short(message.value)} by {who}"
             )
-        case Evidence():
+        case msg.Evidence():
             try:
                 return f"evidence against {describe(open_envelope(message.first))}"
             except InvalidMessage:
                 return "evidence that does not read"
-        case Finished():
+        case msg.Finished():
             certificate = message.certificate
             return f"finished r{certificate.round} {short(certificate.value)}"
-        case GetBlocks():
+        case msg.GetBlocks():
             return f"asks for rounds {message.first} to {message.last}"
-        case GetUpdates():
+        case msg.GetUpdates():
             return f"asks for {len(message.update_ids)} updates of r{message.round}"
-        case Behind():
+        case msg.Behind():
             return f"is in r{message.round} p{message.period}"
-        case HeadQuery():
+        case msg.HeadQuery():
             return "asks how far the chain is"
-        case HeadAnswer():
+        case msg.HeadAnswer():
             return f"{message.worker} says: r{message.round} is finished"
 
 
 def step_text(step: int) -> str:
     """The kind of a step, and the recovery attempt if it is not the first."""
     attempt = max(0, step - 3) // 3
-    return base_step(step).name + (f"+{attempt}" if attempt else "")
+    return msg.base_step(step).name + (f"+{attempt}" if attempt else "")

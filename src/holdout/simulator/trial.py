@@ -9,13 +9,7 @@ from holdout.agreement.params import MILLISECOND, Mode, Params, Timing
 from holdout.simulator.adversaries_agreement import BEHAVIOURS, Completion, corrupt
 from holdout.simulator.checkers import Checker, Violation
 from holdout.simulator.cluster import Cluster, found, usual_params
-from holdout.simulator.faults import (
-    ALL_FAULTS,
-    FaultKind,
-    FaultPlan,
-    RunType,
-    draw_plan,
-)
+from holdout.simulator.faults import ALL_FAULTS, FaultKind, FaultPlan, RunType, draw_plan
 from holdout.simulator.network import CALM, SECOND
 from holdout.simulator.trace import LEGEND, Trace
 

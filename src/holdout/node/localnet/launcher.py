@@ -28,7 +28,6 @@ from holdout.errors import AuditError, LocalnetFailed, StoreError, UserError
 from holdout.node.membership import members, network_creation
 from holdout.node.membership.genesis import GENESIS, SETUP, DataDescription, Network
 from holdout.node.membership.model_files import first_model
-from holdout.node.membership.network_parameters import usual_parameters
 from holdout.node.membership.settings import DEMO_WORKER, SETTINGS
 from holdout.node.runtime.folder import join
 from holdout.node.runtime.node import END_WITH_PARENT
@@ -134,7 +133,7 @@ def prepare(plan: LocalnetPlan) -> list[LocalNode]:
         network,
         network_creation.gather([node.folder for node in nodes]),
         name="localnet",
-        parameters=usual_parameters(plan.nodes, tolerated, plan.learning_rate),
+        parameters=network_creation.usual_parameters(plan.nodes, tolerated, plan.learning_rate),
         model=first_model(plan.model, SHAPE, CLASSES, plan.seed),
         data=DataDescription(
             description="5,000 MNIST digits, a shard each", shape=list(SHAPE), classes=CLASSES

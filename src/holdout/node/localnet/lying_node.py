@@ -14,18 +14,9 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
-from holdout.agreement import aggregate, messages, wire
-from holdout.agreement.events import (
-    Action,
-    BlobKind,
-    Broadcast,
-    Judge,
-    Relay,
-    Send,
-    SendBlocks,
-    Urgency,
-)
-from holdout.agreement.messages import BallotMessage, Envelope, Kind, Lead, Update, Vote
+from holdout.agreement import aggregate, wire
+from holdout.agreement import events as ev
+from holdout.agreement import messages as msg
 from holdout.attacks.ballots import BallotView, coalition
 from holdout.errors import UserError
 from holdout.ids import Digest, ProposalId, WorkerId
@@ -51,7 +42,7 @@ LIES = (
     "silent",
 )
 """docs/operating.md says what each one does."""
-_FALSIFIED = (Kind.UPDATE, Kind.BALLOT, Kind.LEAD, Kind.VOTE)
+_FALSIFIED = (msg.Kind.UPDATE, msg.Kind.BALLOT, msg.Kind.LEAD, msg.Kind.VOTE)
 
 
 class ChosenLies:
@@ -86,24 +77,26 @@ class ChosenLies:
 
     # -- what the driver asks ---------------------------------------------------------------------
 
-    def act(self, actions: Sequence[Action]) -> Sequence[Action]:
+    def act(self, actions: Sequence[ev.Action]) -> Sequence[ev.Action]:
         """The player's actions, turned into lies."""
         if "flood" in self._lies and self._flooding is None:
             self._flooding = threading.Thread(target=self._flood, daemon=True)
             self._flooding.start()
-        done: list[Action] = []
+        done: list[ev.Action] = []
         for action in actions:
-            if "silent" in self._lies and isinstance(action, Broadcast | Relay | Send | SendBlocks):
+            if "silent" in self._lies and isinstance(
+                action, ev.Broadcast | ev.Relay | ev.Send | ev.SendBlocks
+            ):
                 continue
-            if isinstance(action, Broadcast) and action.data[0] in _FALSIFIED:
+            if isinstance(action, ev.Broadcast) and action.data[0] in _FALSIFIED:
                 done += self._say(action)
             else:
                 done.append(action)
-                if isinstance(action, Relay):
+                if isinstance(action, ev.Relay):
                     self._old.append(action.data)
         return done
 
-    def ballot(self, job: Judge, approved: tuple[int, ...]) -> tuple[int, ...]:
+    def ballot(self, job: ev.Judge, approved: tuple[int, ...]) -> tuple[int, ...]:
         """A ballot with the coalition's updates first, the rest random."""
         if "coalition" not in self._lies:
             return approved
@@ -121,40 +114,41 @@ class ChosenLies:
         )
         return tuple(sorted(int(place) for place in coalition(view)))
 
-    def withholds(self, kind: BlobKind) -> bool:
+    def withholds(self, kind: ev.BlobKind) -> bool:
         """Give no gradient to anybody."""
-        return "withhold" in self._lies and kind is BlobKind.PAYLOAD
+        return "withhold" in self._lies and kind is ev.BlobKind.PAYLOAD
 
     # -- lies -------------------------------------------------------------------------------------
 
-    def _say(self, action: Broadcast) -> list[Action]:
-        said: list[Action] = [action]
+    def _say(self, action: ev.Broadcast) -> list[ev.Action]:
+        said: list[ev.Action] = [action]
         if "equivocate" in self._lies:
             other = self._other_version(action.data)
             if other is not None:
                 said = self._split(action.data, other, action.urgency)
         if "garbage" in self._lies:
             size = 1 + self._words.below(2_000)
-            said.append(Broadcast(os.urandom(size), Urgency.VOTE))
+            said.append(ev.Broadcast(os.urandom(size), ev.Urgency.VOTE))
             cut = self._words.below(len(action.data))
-            said.append(Broadcast(action.data[:cut] + b"\x00", Urgency.VOTE))
+            said.append(ev.Broadcast(action.data[:cut] + b"\x00", ev.Urgency.VOTE))
             flipped = bytearray(action.data)
             flipped[self._words.below(len(flipped))] ^= 1 << self._words.below(8)
-            said.append(Broadcast(bytes(flipped), Urgency.VOTE))
+            said.append(ev.Broadcast(bytes(flipped), ev.Urgency.VOTE))
         if "replay" in self._lies:
-            said += [Broadcast(data, Urgency.VOTE) for data in list(self._old)[:8]]
+            said += [ev.Broadcast(data, ev.Urgency.VOTE) for data in list(self._old)[:8]]
         if "impersonate" in self._lies:
-            said.append(Broadcast(self._as_somebody_else(action.data), Urgency.VOTE))
+            said.append(ev.Broadcast(self._as_somebody_else(action.data), ev.Urgency.VOTE))
             transport = self._service.transport
             if isinstance(transport, ZenohTransport):
-                transport.publish(self._others[0], "all", action.data, Urgency.VOTE)
+                transport.publish(self._others[0], "all", action.data, ev.Urgency.VOTE)
         return said
 
-    def _split(self, one: bytes, other: bytes, urgency: Urgency) -> list[Action]:
+    def _split(self, one: bytes, other: bytes, urgency: ev.Urgency) -> list[ev.Action]:
         peers = self._words.sample(self._others, len(self._others))
         half = len(peers) // 2
         return [
-            Send(peer, one if place < half else other, urgency) for place, peer in enumerate(peers)
+            ev.Send(peer, one if place < half else other, urgency)
+            for place, peer in enumerate(peers)
         ]
 
     def _other_version(self, data: bytes) -> bytes | None:
@@ -162,18 +156,18 @@ class ChosenLies:
         message = wire.decode(data).claim
         worker = self._service.worker
         match message:
-            case Update():
+            case msg.Update():
                 gradient = os.urandom(4) * (message.size // 4)
                 payload = aggregate.payload_digest(gradient)
-                part = messages.update_part(
+                part = msg.update_part(
                     message.chain, message.round, worker, message.model, payload, message.size
                 )
-            case BallotMessage() if len(message.entries) > 1:
-                part = messages.ballot_part(
+            case msg.BallotMessage() if len(message.entries) > 1:
+                part = msg.ballot_part(
                     message.chain, message.round, worker, message.model, message.entries[1:]
                 )
-            case Vote() if any(message.value):
-                part = messages.vote_part(
+            case msg.Vote() if any(message.value):
+                part = msg.vote_part(
                     message.chain,
                     message.round,
                     message.period,
@@ -181,8 +175,8 @@ class ChosenLies:
                     worker,
                     Digest(os.urandom(32)),
                 )
-            case Lead():
-                part = messages.lead_part(
+            case msg.Lead():
+                part = msg.lead_part(
                     message.chain,
                     message.round,
                     message.period,
@@ -193,7 +187,7 @@ class ChosenLies:
             case _:
                 return None
         proof = message.envelope.proof
-        return Envelope(message.envelope.kind, part, self._signer.sign(part), proof).encode()
+        return msg.Envelope(message.envelope.kind, part, self._signer.sign(part), proof).encode()
 
     def _as_somebody_else(self, data: bytes) -> bytes:
         """A vote in another worker's name, with this one's signature."""
@@ -201,8 +195,8 @@ class ChosenLies:
         victim = self._others[0]
         chain = self._genesis.chain
         number = getattr(message, "round", 1)
-        part = messages.vote_part(chain, number, 0, 1, victim, Digest(os.urandom(32)))
-        return Envelope(Kind.VOTE, part, self._signer.sign(part)).encode()
+        part = msg.vote_part(chain, number, 0, 1, victim, Digest(os.urandom(32)))
+        return msg.Envelope(msg.Kind.VOTE, part, self._signer.sign(part)).encode()
 
     def _flood(self) -> None:
         """Send votes, random bytes and questions as fast as the network takes them."""
@@ -214,16 +208,16 @@ class ChosenLies:
             count += 1
             transport = self._service.transport
             number = self._service.player.round
-            part = messages.vote_part(chain, number, count % 2, 1, worker, Digest(os.urandom(32)))
+            part = msg.vote_part(chain, number, count % 2, 1, worker, Digest(os.urandom(32)))
             transport.broadcast(
-                Envelope(Kind.VOTE, part, self._signer.sign(part)).encode(), Urgency.VOTE
+                msg.Envelope(msg.Kind.VOTE, part, self._signer.sign(part)).encode(), ev.Urgency.VOTE
             )
-            transport.broadcast(os.urandom(1_000), Urgency.VOTE)
+            transport.broadcast(os.urandom(1_000), ev.Urgency.VOTE)
             if isinstance(transport, ZenohTransport):
-                transport.publish(self._others[0], "all", os.urandom(100), Urgency.VOTE)
-            transport.broadcast(messages.GetBlocks(chain, 1, 1 << 60).encode(), Urgency.ANSWER)
+                transport.publish(self._others[0], "all", os.urandom(100), ev.Urgency.VOTE)
+            transport.broadcast(msg.GetBlocks(chain, 1, 1 << 60).encode(), ev.Urgency.ANSWER)
             if count % 50 == 0:
-                transport.broadcast(os.urandom(100_000), Urgency.ANSWER)
+                transport.broadcast(os.urandom(100_000), ev.Urgency.ANSWER)
                 time.sleep(0)
 
 

@@ -15,7 +15,6 @@ import secrets
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from fractions import Fraction
 from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
@@ -29,6 +28,7 @@ from holdout.agreement.ed25519 import Ed25519Verifier
 from holdout.agreement.keys import PublicKeys
 from holdout.agreement.messages import WORKERS_MAX
 from holdout.agreement.params import Genesis, Mode, Params, RoleDraw, TallyRule, quorum_of_all
+from holdout.agreement.sizing import as_share
 from holdout.agreement.sortition import LOOKBACK, REFRESH
 from holdout.config import Section, Share
 from holdout.errors import UserError
@@ -205,12 +205,9 @@ class Network:
         """The constants of the agreement, checked."""
         given, model = self.file.parameters, self.file.model
         n = len(self.members)
-        share = given.byzantine
-        f = Fraction(share, n) if isinstance(share, int) else share
-        mode = Mode(given.mode)
         params = Params(
             workers=n,
-            f=f,
+            f=as_share(given.byzantine, n),
             quorum=given.quorum or quorum_of_all(n),
             proposers=given.proposers,
             voters=given.voters,
@@ -220,7 +217,7 @@ class Network:
             dimension=sum(int(np.prod(shape, dtype=np.int64)) for shape in model.shapes),
             model_first=Digest(bytes.fromhex(model.digest)),
             rates=tuple(given.learning_rates),
-            mode=mode,
+            mode=Mode(given.mode),
             committee=given.committee,
             role_draw=RoleDraw(given.role_draw),
             inclusion_periods=given.inclusion_periods,

@@ -167,33 +167,35 @@ class Gossip:
 
     def handle(self, peer: int, data: bytes) -> None:
         """Handle a message of gossip itself."""
+        kind = data[0] if data else 0
         try:
-            match data[0] if data else 0:
-                case 0x80:
-                    self._on_have(peer, *decode(data[1:], _read_list))
-                case 0x81:
-                    self._on_pull(peer, *decode(data[1:], _read_list))
-                case 0x82 | 0x83 as kind:
-                    self._on_sign_of_life(peer, kind, *decode(data[1:], _read_signed))
-                case _:
-                    raise InvalidMessage("unknown kind")  # noqa: TRY301
+            if kind in {HAVE, PULL}:
+                self._on_list(peer, kind, *decode(data[1:], _read_list))
+            elif kind in _TAGS:
+                self._on_sign_of_life(peer, kind, *decode(data[1:], _read_signed))
+            else:
+                raise InvalidMessage("unknown kind")  # noqa: TRY301
         except InvalidMessage:
             self.rejected[peer] += 1
 
-    def _on_have(self, peer: int, chain: Digest, round_number: int, names: Sequence[bytes]) -> None:
+    def _on_list(
+        self, peer: int, kind: int, chain: Digest, round_number: int, names: Sequence[bytes]
+    ) -> None:
         if chain != self._genesis.chain:
             raise InvalidMessage("of another network")
         if round_number != self._round:
             return
+        if kind == HAVE:
+            self._on_have(peer, names)
+        else:
+            self._on_pull(peer, names)
+
+    def _on_have(self, peer: int, names: Sequence[bytes]) -> None:
         lacking = [name for name in dict.fromkeys(names) if name not in self._held]
         if lacking:
             self._send_list(PULL, peer, lacking[:PULLED_MAX])
 
-    def _on_pull(self, peer: int, chain: Digest, round_number: int, names: Sequence[bytes]) -> None:
-        if chain != self._genesis.chain:
-            raise InvalidMessage("of another network")
-        if round_number != self._round:
-            return
+    def _on_pull(self, peer: int, names: Sequence[bytes]) -> None:
         left = self._offered.get(peer, 0)
         pulled = [self._held[name] for name in dict.fromkeys(names) if name in self._held][:left]
         self._offered[peer] = left - len(pulled)

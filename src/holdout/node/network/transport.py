@@ -17,6 +17,7 @@ import os
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
 from functools import partial
 from typing import Protocol
@@ -63,6 +64,8 @@ class Transport(Protocol):
 
 Serve = Callable[[int, str], bytes | None]
 """(asker, question) -> answer; called on any thread."""
+Answer = Future[bytes | None]
+"""A member's answer, which comes on one of Zenoh's threads; cancelled if nobody waits any more."""
 
 
 class ZenohTransport:
@@ -164,15 +167,18 @@ class ZenohTransport:
 
     async def request(self, peer: int, question: str, seconds_max: float) -> bytes | None:
         """What the member answers; None if it does not, or not in time."""
-        answer = _Answer()
+        answer = Answer()
         ask = partial(self._ask, peer, question, seconds_max, answer)
         if not self._asking.put(peer, ask):
             return None
-        return await answer.wait(seconds_max + 1)
+        try:
+            return await asyncio.wait_for(asyncio.wrap_future(answer), seconds_max + 1)
+        except TimeoutError:
+            return None
 
-    def _ask(self, peer: int, question: str, seconds_max: float, answer: "_Answer") -> None:
+    def _ask(self, peer: int, question: str, seconds_max: float, answer: Answer) -> None:
         """Ask, on a thread of `_asking`; the answer comes on one of Zenoh's."""
-        if answer.is_settled:  # Nobody waits for it any more.
+        if answer.done():  # Nobody waits for it any more.
             return
 
         def on_reply(reply: zenoh.Reply) -> None:
@@ -180,14 +186,16 @@ class ZenohTransport:
             if ok is not None:
                 data = ok.payload.to_bytes()
                 self.received["blob"] += len(data)
-                answer.tell(data)
+                _settle(answer, data)
 
         try:
             # Not dropped when a connection is stuck: Zenoh treats the answer like the question, and
             # a large answer has to wait for the connection anyway.
             self._session.get(
                 f"{self._prefix}/{peer}/blob/{self._me}/{question}",
-                zenoh.handlers.Callback(on_reply, drop=lambda: answer.tell(None), indirect=False),
+                zenoh.handlers.Callback(
+                    on_reply, drop=lambda: _settle(answer, None), indirect=False
+                ),
                 timeout=seconds_max,
                 target=zenoh.QueryTarget.ALL,
                 consolidation=zenoh.ConsolidationMode.NONE,
@@ -196,7 +204,7 @@ class ZenohTransport:
                 allowed_destination=zenoh.Locality.REMOTE,
             )
         except zenoh.ZError:
-            answer.tell(None)  # Closed meanwhile.
+            _settle(answer, None)  # Closed meanwhile.
 
     # -- receiving, on Zenoh's threads -----------------------------------------------------------
 
@@ -270,33 +278,10 @@ class ZenohTransport:
             self._session.close()  # type: ignore[no-untyped-call]
 
 
-class _Answer:
-    """An answer that comes on one of Zenoh's threads, for the task that waits for it."""
-
-    def __init__(self) -> None:
-        self._loop = asyncio.get_running_loop()
-        self._found: asyncio.Future[bytes | None] = self._loop.create_future()
-
-    @property
-    def is_settled(self) -> bool:
-        """Whether it has come, or nobody waits for it any more."""
-        return self._found.done()
-
-    def tell(self, data: bytes | None) -> None:
-        """Settle the answer, None if there will be none; the first call counts, on any thread."""
-        with suppress(RuntimeError):  # The loop has ended meanwhile.
-            self._loop.call_soon_threadsafe(self._settle, data)
-
-    def _settle(self, data: bytes | None) -> None:
-        if not self._found.done():
-            self._found.set_result(data)
-
-    async def wait(self, seconds_max: float) -> bytes | None:
-        """The answer; None: there was none, or not in time."""
-        try:
-            return await asyncio.wait_for(self._found, seconds_max)
-        except TimeoutError:
-            return None
+def _settle(answer: Answer, data: bytes | None) -> None:
+    """Give the answer, None if there will be none; the first call counts."""
+    with suppress(InvalidStateError):
+        answer.set_result(data)
 
 
 def _begin_log() -> None:

@@ -78,11 +78,7 @@ def zenoh_config(prefix: str, endpoint: Endpoint, members: Sequence[Peer]) -> ze
         "scouting": {"multicast": {"enabled": False}, "gossip": {"enabled": False}, "delay": 0},
         "transport": {
             "unicast": {"max_sessions": 2 * len(members) + 8, "max_links": 1},
-            "link": {
-                "protocols": ["tls"],
-                "tls": tls,
-                "rx": {"max_message_size": 2 * CHUNK_BYTES},
-            },
+            "link": {"protocols": ["tls"], "tls": tls, "rx": {"max_message_size": 2 * CHUNK_BYTES}},
             "shared_memory": {"enabled": False},
         },
         "adminspace": {"enabled": False},

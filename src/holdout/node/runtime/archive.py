@@ -5,8 +5,9 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
-from holdout.agreement.blocks import read_block, read_header
+from holdout.agreement.blocks import read_block
 from holdout.agreement.events import BlobKind, Commit, Persist, ReportEvidence
+from holdout.agreement.headers import read_header
 from holdout.agreement.messages import Finished
 from holdout.errors import InvalidMessage
 from holdout.ids import Digest

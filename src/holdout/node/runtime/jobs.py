@@ -12,19 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Protocol
 
 from holdout.agreement import aggregate
-from holdout.agreement.events import (
-    Action,
-    BlobKind,
-    Combine,
-    Combined,
-    Event,
-    Job,
-    JobFailed,
-    Judge,
-    Judged,
-    Propose,
-    Proposed,
-)
+from holdout.agreement import events as ev
 from holdout.agreement.params import Params
 from holdout.errors import LearnerFailed
 from holdout.ids import Digest
@@ -37,15 +25,15 @@ from holdout.node.runtime.pacing import Pacing
 class Misbehaviour(Protocol):
     """How a node lies, in a rehearsal: what it does in place of what it should do."""
 
-    def act(self, actions: Sequence[Action]) -> Sequence[Action]:
+    def act(self, actions: Sequence[ev.Action]) -> Sequence[ev.Action]:
         """The actions that it takes in place of its player's."""
         ...
 
-    def ballot(self, job: Judge, approved: tuple[int, ...]) -> tuple[int, ...]:
+    def ballot(self, job: ev.Judge, approved: tuple[int, ...]) -> tuple[int, ...]:
         """The updates that it approves in place of its worker's choice."""
         ...
 
-    def withholds(self, kind: BlobKind) -> bool:
+    def withholds(self, kind: ev.BlobKind) -> bool:
         """Whether it refuses to hand out blobs of this kind."""
         ...
 
@@ -82,38 +70,38 @@ class Jobs:
         """Start no more work."""
         self._thread.shutdown(wait=False, cancel_futures=True)
 
-    async def result(self, job: Job, steps: int) -> Event:
+    async def result(self, job: ev.Job, steps: int) -> ev.Event:
         """Do a job; `steps` is how many steps the chain has made."""
-        model = self._blobs.get(BlobKind.MODEL, job.model)
+        model = self._blobs.get(ev.BlobKind.MODEL, job.model)
         if model is None:
-            return JobFailed(job)
+            return ev.JobFailed(job)
         try:
             match job:
-                case Propose():
+                case ev.Propose():
                     return await self._propose(job, model, steps)
-                case Judge():
+                case ev.Judge():
                     return await self._judge(job, model)
-                case Combine():
+                case ev.Combine():
                     return await self._combine(job, model)
         except LearnerFailed:
-            return JobFailed(job)
+            return ev.JobFailed(job)
 
-    async def _propose(self, job: Propose, model: bytes, steps: int) -> Event:
+    async def _propose(self, job: ev.Propose, model: bytes, steps: int) -> ev.Event:
         rate = self._params.rate(steps + 1)
         data = await self._learner.propose(model, round_number=job.round, rate=rate)
         fault = aggregate.payload_fault(data, self._params)
         if fault is not None and self.misbehaviour is None:
             self._log.warning("worker-failed", job="propose", why=fault)
-            return JobFailed(job)
+            return ev.JobFailed(job)
         digest = aggregate.payload_digest(data)
-        self._blobs.put(BlobKind.PAYLOAD, digest, data, job.round)
+        self._blobs.put(ev.BlobKind.PAYLOAD, digest, data, job.round)
         self._pacing.proposed(self._worker, time.monotonic_ns() // 1_000)
-        return Proposed(job, digest)
+        return ev.Proposed(job, digest)
 
-    async def _judge(self, job: Judge, model: bytes) -> Event:
+    async def _judge(self, job: ev.Judge, model: bytes) -> ev.Event:
         payloads = self._payloads([candidate.payload for candidate in job.candidates])
         if payloads is None:
-            return JobFailed(job)
+            return ev.JobFailed(job)
         approved = await self._learner.judge(
             model,
             payloads,
@@ -124,28 +112,21 @@ class Jobs:
         )
         if self.misbehaviour is not None:
             approved = self.misbehaviour.ballot(job, approved)
-        return Judged(job, approved)
+        return ev.Judged(job, approved)
 
     def _payloads(self, digests: Sequence[Digest]) -> list[bytes] | None:
         """These gradients; None: some are not here."""
-        found = [self._blobs.get(BlobKind.PAYLOAD, digest) for digest in digests]
+        found = [self._blobs.get(ev.BlobKind.PAYLOAD, digest) for digest in digests]
         held = [data for data in found if data is not None]
         return held if len(held) == len(found) else None
 
-    async def _combine(self, job: Combine, model: bytes) -> Event:
+    async def _combine(self, job: ev.Combine, model: bytes) -> ev.Event:
         payloads = self._payloads(job.payloads)
         if payloads is None:
-            return JobFailed(job)
-
-        def combine() -> tuple[bytes | None, Digest | None, float]:
-            data, radius = aggregate.combine(model, payloads, radius=job.radius, rate=job.rate)
-            if data is None:
-                return None, None, radius
-            return data, aggregate.model_digest(self._params.shapes, data), radius
-
-        data, digest, radius = await asyncio.get_running_loop().run_in_executor(
-            self._thread, combine
+            return ev.JobFailed(job)
+        data, combined = await asyncio.get_running_loop().run_in_executor(
+            self._thread, aggregate.combined, job, model, payloads, self._params
         )
-        if data is not None and digest is not None:
-            self._blobs.put(BlobKind.MODEL, digest, data, self.round)
-        return Combined(job, digest, radius)
+        if data is not None and combined.model is not None:
+            self._blobs.put(ev.BlobKind.MODEL, combined.model, data, self.round)
+        return combined

@@ -90,10 +90,6 @@ class LearnerClient:
         found = answer["accuracy"]
         return None if found is None else float(found)
 
-    async def close(self) -> None:
-        """End the process, whatever it is doing."""
-        await self._end()
-
     # -- the process ------------------------------------------------------------------------------
 
     async def _ask(self, question: dict[str, Any], body: bytes) -> tuple[dict[str, Any], bytes]:
@@ -111,7 +107,7 @@ class LearnerClient:
                 await self._fail("ended unexpectedly")
             except asyncio.CancelledError:
                 # Half an answer may be left in the pipe.
-                await self._end()
+                await self.close()
                 raise
         if "failed" in answer:
             self.failures += 1
@@ -138,7 +134,7 @@ class LearnerClient:
         except (OSError, ValueError, asyncio.IncompleteReadError):  # TimeoutError is an OSError.
             await self._fail("did not start")
         except asyncio.CancelledError:
-            await self._end()
+            await self.close()
             raise
         if "failed" in answer:
             await self._fail(str(answer["failed"]))
@@ -171,13 +167,14 @@ class LearnerClient:
     async def _fail(self, why: str) -> None:
         self.failures += 1
         self._log.warning("worker-failed", why=why)
-        await self._end()
+        await self.close()
         first, last = RESTART_SECONDS
         self._pause = min(max(first, 2 * self._pause), last)
         self._not_before = asyncio.get_running_loop().time() + self._pause
         raise LearnerFailed(why)
 
-    async def _end(self) -> None:
+    async def close(self) -> None:
+        """End the process, whatever it is doing."""
         process, self._process = self._process, None
         if process is None:
             return

@@ -21,7 +21,7 @@ from holdout.node.logs import Log, divert_output
 from holdout.node.membership.genesis import Network
 from holdout.node.membership.identity import AUTHORITY, CERTIFICATE, TLS, WARN_BEFORE, Identity
 from holdout.node.membership.members import KEYS
-from holdout.node.membership.network_parameters import notes_on
+from holdout.node.membership.network_creation import notes_on
 from holdout.node.network.blobs import Blobs, Fetcher
 from holdout.node.network.gossip import Gossip
 from holdout.node.network.queues import Allowance, Inbox
@@ -52,10 +52,7 @@ MakeMisbehaviour = Callable[[Service, Identity, Network], Misbehaviour]
 
 
 def run_node(
-    path: Path,
-    *,
-    until: int | None = None,
-    make_misbehaviour: MakeMisbehaviour | None = None,
+    path: Path, *, until: int | None = None, make_misbehaviour: MakeMisbehaviour | None = None
 ) -> None:
     """Run the node of this folder until it is told to stop or cannot go on.
 
@@ -130,7 +127,7 @@ class _Node:
         )
         self.service.evidence.update(worker for worker, _, _ in store.evidence())
         if make_misbehaviour is not None:
-            self.service.misbehaviour = make_misbehaviour(
+            self.service.jobs.misbehaviour = make_misbehaviour(
                 self.service, folder.identity, folder.network
             )
 
@@ -296,7 +293,7 @@ class _Node:
 
     def _serve(self, asker: int, question: str) -> bytes | None:
         del asker
-        misbehaviour = self.service.misbehaviour
+        misbehaviour = self.service.jobs.misbehaviour
         kind = question.partition("/")[0]
         if misbehaviour is not None and misbehaviour.withholds(BlobKind(int(kind))):
             return None

@@ -15,36 +15,7 @@ from contextlib import suppress
 from typing import Any
 
 from holdout.agreement import aggregate, wire
-from holdout.agreement.events import (
-    Action,
-    Alarm,
-    BlobKind,
-    BlockReady,
-    Broadcast,
-    Commit,
-    Compute,
-    Entered,
-    Event,
-    Forget,
-    Halt,
-    Job,
-    Judge,
-    Keep,
-    ModelReady,
-    PayloadReady,
-    Persist,
-    Received,
-    Reject,
-    Relay,
-    ReportEvidence,
-    Send,
-    SendBlocks,
-    SetTimer,
-    Start,
-    TimerFired,
-    Urgency,
-    Want,
-)
+from holdout.agreement import events as ev
 from holdout.agreement.messages import BallotMessage, Kind, Update
 from holdout.agreement.params import Genesis
 from holdout.agreement.player import Player
@@ -56,7 +27,7 @@ from holdout.node.network.gossip import Gossip
 from holdout.node.network.queues import Dropped, Inbox, is_agreement
 from holdout.node.network.transport import Transport
 from holdout.node.runtime.archive import Archive
-from holdout.node.runtime.jobs import Jobs, Misbehaviour
+from holdout.node.runtime.jobs import Jobs
 from holdout.node.runtime.learner_client import LearnerClient
 from holdout.node.runtime.measure import Counters, Idle, Spent, stopwatch
 from holdout.node.runtime.pacing import Pacing, Timers, now
@@ -96,7 +67,6 @@ class Service:
 
         With `until`, the node takes part up to that round.
         """
-        self._genesis = genesis
         self._params = genesis.params
         self.worker = worker
         self.player = player
@@ -113,10 +83,8 @@ class Service:
         self.halted: str | None = None
         self._idle = Idle(spent)
         self._archive = archive
-        self._jobs = Jobs(
-            self._params, worker, learner=learner, blobs=blobs, pacing=pacing, log=log
-        )
-        self._events: deque[Event] = deque()
+        self.jobs = Jobs(self._params, worker, learner=learner, blobs=blobs, pacing=pacing, log=log)
+        self._events: deque[ev.Event] = deque()
         self._timers = Timers()
         self._awake = asyncio.Event()
         self._loop = asyncio.get_running_loop()
@@ -130,15 +98,6 @@ class Service:
         self.transport: Transport
         self.gossip: Gossip
         self._fetcher: Fetcher
-
-    @property
-    def misbehaviour(self) -> Misbehaviour | None:
-        """How this node lies; None: it does not."""
-        return self._jobs.misbehaviour
-
-    @misbehaviour.setter
-    def misbehaviour(self, misbehaviour: Misbehaviour | None) -> None:
-        self._jobs.misbehaviour = misbehaviour
 
     def attach(self, transport: Transport, gossip: Gossip, fetcher: Fetcher) -> None:
         """Add the network, whose parts need this object to exist."""
@@ -162,7 +121,7 @@ class Service:
         self._begin(self.gossip.keep_talking(delay, lambda: self.player.period))
         loading = self._begin(self._learner.start())
         await self._meet(loading)
-        self._events.append(Start(os.urandom(NONCE_BYTES)))
+        self._events.append(ev.Start(os.urandom(NONCE_BYTES)))
         try:
             in_a_row = 0
             while not self.stopping and self._failure is None:
@@ -206,14 +165,14 @@ class Service:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self._learner.close()
         self._archive.close()
-        self._jobs.close()
+        self.jobs.close()
 
     async def _step(self) -> bool:
         """Handle one timer, event or message; False: there is none."""
         self._awake.clear()
         timer = self._timers.due()
         if timer is not None:
-            await self._handle(TimerFired(timer))
+            await self._handle(ev.TimerFired(timer))
         elif self._events:
             await self._handle(self._events.popleft())
         elif (item := self._inbox.get()) is not None:
@@ -228,7 +187,7 @@ class Service:
         elif self.gossip.is_repeated(data):
             self.counters.rejected[Dropped.REPEATED] += 1
         else:
-            await self._handle(Received(sender, data))
+            await self._handle(ev.Received(sender, data))
 
     def _listen(self, sender: int, data: bytes) -> None:
         """Handle a message of gossip itself."""
@@ -250,19 +209,19 @@ class Service:
             fetching=self._fetcher.count > 0,
         )
 
-    async def _handle(self, event: Event) -> None:
+    async def _handle(self, event: ev.Event) -> None:
         at = now()
         crypto = self.spent.crypto
         with stopwatch(self.spent, "protocol"):
-            actions: Sequence[Action] = self.player.handle(event, at)
+            actions: Sequence[ev.Action] = self.player.handle(event, at)
         self.spent.protocol -= self.spent.crypto - crypto
-        if self.misbehaviour is not None:
-            actions = self.misbehaviour.act(actions)
+        if self.jobs.misbehaviour is not None:
+            actions = self.jobs.misbehaviour.act(actions)
         self._rejected = False
-        if isinstance(event, TimerFired) and actions:
+        if isinstance(event, ev.TimerFired) and actions:
             self._idle.ended_by_timer()
         await self._execute(actions)
-        if isinstance(event, Received):
+        if isinstance(event, ev.Received):
             self._idle.ended_by_message()
             if not self._rejected:
                 self.gossip.remember(event.data)
@@ -280,79 +239,79 @@ class Service:
 
     # -- actions ----------------------------------------------------------------------------------
 
-    async def _execute(self, actions: Sequence[Action]) -> None:
+    async def _execute(self, actions: Sequence[ev.Action]) -> None:
         """Carry out these actions: first all their writes, as one, then the rest in order."""
         persists = []
         for action in actions:
-            if isinstance(action, Keep):
-                self._blobs.put(BlobKind.BLOCK, action.digest, action.data, self.player.round)
-            elif isinstance(action, Persist):
+            if isinstance(action, ev.Keep):
+                self._blobs.put(ev.BlobKind.BLOCK, action.digest, action.data, self.player.round)
+            elif isinstance(action, ev.Persist):
                 persists.append(action)
         if persists:
             await self._archive.persist(persists, self.player.round)
         for action in actions:
             self._do(action)
 
-    def _do(self, action: Action) -> None:  # noqa: C901  # One line for each kind of action.
+    def _do(self, action: ev.Action) -> None:  # noqa: C901  # One line for each kind of action.
         match action:
-            case Broadcast():
+            case ev.Broadcast():
                 self.gossip.broadcast(action.data, action.urgency)
-            case Relay():
+            case ev.Relay():
                 self.gossip.relay(action.data, action.urgency, action.without)
-            case Send():
+            case ev.Send():
                 self.transport.send(action.peer, action.data, action.urgency)
-            case SetTimer():
+            case ev.SetTimer():
                 self._set_timer(action)
-            case Want():
+            case ev.Want():
                 self._want(action)
-            case Compute():
+            case ev.Compute():
                 self._compute(action.job)
-            case Reject():
+            case ev.Reject():
                 self._rejected = True
                 self.counters.rejected[action.fault] += 1
-            case SendBlocks():
+            case ev.SendBlocks():
                 self._begin(self._send_blocks(action))
-            case Commit():
+            case ev.Commit():
                 self._commit(action)
-            case Forget():
+            case ev.Forget():
                 self._blobs.forget(action.before_round - 1)
                 self._fetcher.forget(action.before_round)
-            case Entered():
+            case ev.Entered():
                 self._entered(action)
-            case ReportEvidence():
+            case ev.ReportEvidence():
                 self._report(action)
-            case Alarm():
+            case ev.Alarm():
                 self._log.error("alarm", why=action.why)
-            case Halt():
+            case ev.Halt():
                 self.halted = action.why
                 self._log.error("halt", why=action.why)
-            case Keep() | Persist():
+            case ev.Keep() | ev.Persist():
                 pass  # Done by `_execute`.
 
-    def _set_timer(self, action: SetTimer) -> None:
+    def _set_timer(self, action: ev.SetTimer) -> None:
         if self._until is None or action.timer.round <= self._until:
             self._timers.set(action)
 
-    def _entered(self, action: Entered) -> None:
+    def _entered(self, action: ev.Entered) -> None:
         self._log.round = action.round
         self._log.debug("entered", period=action.period)
         self.counters.periods += action.period > 0
-        if action.round == self._jobs.round:
+        if action.round == self.jobs.round:
             return
-        self._jobs.round = action.round
+        self.jobs.round = action.round
         self.gossip.entered(action.round)
         self.gossip.beat(action.period)
         self._pacing.began(now())
         self._proposers.clear()
         self._timers.forget(action.round)
 
-    def _report(self, action: ReportEvidence) -> None:
+    def _report(self, action: ev.ReportEvidence) -> None:
         kind = action.evidence.first.kind
         self.evidence[action.worker] += 1
         self._log.warning("evidence", worker=action.worker, kind=kind.name.lower())
         self._begin(self._archive.add_evidence(action))
 
-    def _commit(self, action: Commit) -> None:
+    def _commit(self, action: ev.Commit) -> None:
         self.counters.rounds += 1
         self.counters.steps += action.stepped
         self._steps += action.stepped
@@ -364,58 +323,58 @@ class Service:
             selected=None if action.selected is None else list(action.selected),
         )
         self._begin(self._archive.finish(action))
-        model = self._blobs.get(BlobKind.MODEL, action.model)
+        model = self._blobs.get(ev.BlobKind.MODEL, action.model)
         if model is not None:
             self._begin(self._measure(model))
 
-    async def _send_blocks(self, action: SendBlocks) -> None:
+    async def _send_blocks(self, action: ev.SendBlocks) -> None:
         for item in await self._archive.finished(action.first, action.last):
-            self.transport.send(action.peer, item.encode(), Urgency.ANSWER)
+            self.transport.send(action.peer, item.encode(), ev.Urgency.ANSWER)
 
     # -- blobs ------------------------------------------------------------------------------------
 
-    def _want(self, action: Want) -> None:
+    def _want(self, action: ev.Want) -> None:
         data = self._blobs.get(action.kind, action.digest)
         if data is not None:
             self._announce(action.kind, action.digest, data)
         else:
             self._fetcher.want(action.kind, action.digest, action.hints, self.player.round)
 
-    def fetched(self, kind: BlobKind, digest: Digest, data: bytes) -> None:
+    def fetched(self, kind: ev.BlobKind, digest: Digest, data: bytes) -> None:
         """Take a blob that was fetched; its digest is right."""
         self._idle.ended_by_message()
         self._blobs.put(kind, digest, data, self.player.round)
-        if kind is BlobKind.PAYLOAD and digest in self._proposers:
+        if kind is ev.BlobKind.PAYLOAD and digest in self._proposers:
             self._pacing.proposed(self._proposers[digest], now())
         self._announce(kind, digest, data)
 
-    def _announce(self, kind: BlobKind, digest: Digest, data: bytes) -> None:
+    def _announce(self, kind: ev.BlobKind, digest: Digest, data: bytes) -> None:
         match kind:
-            case BlobKind.PAYLOAD:
+            case ev.BlobKind.PAYLOAD:
                 valid = aggregate.payload_fault(data, self._params) is None
-                self._tell(PayloadReady(digest, valid))
-            case BlobKind.BLOCK:
-                self._tell(BlockReady(digest, data))
-            case BlobKind.MODEL:
-                self._tell(ModelReady(digest))
+                self._tell(ev.PayloadReady(digest, valid))
+            case ev.BlobKind.BLOCK:
+                self._tell(ev.BlockReady(digest, data))
+            case ev.BlobKind.MODEL:
+                self._tell(ev.ModelReady(digest))
 
-    def _tell(self, event: Event) -> None:
+    def _tell(self, event: ev.Event) -> None:
         self._events.append(event)
         self._awake.set()
 
     # -- learning ---------------------------------------------------------------------------------
 
-    def _compute(self, job: Job) -> None:
+    def _compute(self, job: ev.Job) -> None:
         if self._until is not None and self.player.round > self._until:
             return
-        if isinstance(job, Judge):
+        if isinstance(job, ev.Judge):
             self._pacing.judging(now())
         self._begin(self._computed(job))
 
-    async def _computed(self, job: Job) -> None:
+    async def _computed(self, job: ev.Job) -> None:
         self._computing += 1
         try:
-            event = await self._jobs.result(job, self._steps)
+            event = await self.jobs.result(job, self._steps)
         finally:
             self._computing -= 1
         self._tell(event)

@@ -100,10 +100,7 @@ class Reporter:
                 "learner": 0 if pid is None else memory_bytes(pid),
             },
             "cpu": {"node": time.process_time()},
-            "bytes": {
-                "sent": dict(self.transport.sent),
-                "received": dict(self.transport.received),
-            },
+            "bytes": {"sent": dict(self.transport.sent), "received": dict(self.transport.received)},
             "seconds": {"up": time.monotonic() - self.began, **service.spent.as_dict()},
             "held": {"messages": player.held(), "blobs": self.blobs.size, "inbox": len(self.inbox)},
         }
@@ -123,7 +120,6 @@ class Reporter:
     def metrics(self) -> str:
         """The report's numbers in Prometheus's text format."""
         report = self.report()
-        sent, received = report["bytes"]["sent"], report["bytes"]["received"]
         return prometheus(
             {
                 "round": report["round"],
@@ -147,8 +143,8 @@ class Reporter:
                 "worker_failures_total": report["worker_failures"],
                 "memory_bytes": report["memory"],
                 "cpu_seconds_total": report["cpu"]["node"],
-                "sent_bytes_total": sent,
-                "received_bytes_total": received,
+                "sent_bytes_total": report["bytes"]["sent"],
+                "received_bytes_total": report["bytes"]["received"],
                 "seconds_total": report["seconds"],
             },
             report["node"],

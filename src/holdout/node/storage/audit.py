@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from holdout.agreement import aggregate
-from holdout.agreement.blocks import inspect, read_block, read_header
+from holdout.agreement.blocks import inspect, read_block
 from holdout.agreement.draws import Draws
 from holdout.agreement.ed25519 import Ed25519Verifier
-from holdout.agreement.events import BlobKind, Combined, MessageFault
-from holdout.agreement.headers import Header, Ledger, Tip, link_fault
+from holdout.agreement.events import BlobKind, MessageFault
+from holdout.agreement.headers import Header, Ledger, Tip, link_fault, read_header
 from holdout.agreement.keys import Verifier
 from holdout.agreement.messages import Finished, Step
 from holdout.agreement.params import Genesis
@@ -26,13 +26,7 @@ from holdout.errors import AuditError, InvalidMessage, UserError
 from holdout.ids import Digest
 from holdout.node.membership.genesis import GENESIS, Network
 from holdout.node.membership.model_files import save_model
-from holdout.node.storage.store import (
-    DATABASE,
-    FOLDER,
-    KEEP_EVERYTHING,
-    Store,
-    locked_if_free,
-)
+from holdout.node.storage.store import DATABASE, FOLDER, KEEP_EVERYTHING, Store, locked_if_free
 
 
 @contextmanager
@@ -152,9 +146,7 @@ def _execute(
     job, combined = draft.job(valid), None
     if job is not None:
         chosen = [held[payload] for payload in job.payloads]
-        made, radius = aggregate.combine(model, chosen, radius=job.radius, rate=job.rate)
-        digest = None if made is None else aggregate.model_digest(params.shapes, made)
-        combined = Combined(job, digest, radius)
+        _, combined = aggregate.combined(job, model, chosen, params)
     rebuilt = draft.block(valid, combined)
     if rebuilt.header.digest != header.digest or rebuilt.selection != block.selection:
         raise AuditError(f"round {number}: executed again, it gives another result")
