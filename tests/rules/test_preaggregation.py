@@ -1,6 +1,5 @@
 """Pre-aggregations: by definition, with what liars send, and in front of every rule."""
 
-import itertools
 import math
 
 import pytest
@@ -22,6 +21,7 @@ from holdout.rules import (
     nnm,
 )
 from holdout.rules.preaggregation import CLIPPING_RADIUS
+from holdout.rules.rule import RUNGS
 from holdout.seeds import stream
 
 every_rule = pytest.mark.parametrize("rule", RULES)
@@ -197,28 +197,71 @@ def test_the_attacker_climbs_while_the_composed_rule_follows(pre, rule, sign):
     base, step = honest.mean(dim=0), sign * honest.std(dim=0, correction=0)
     composed = find_rule(f"{pre}+{rule}")
     gamma = inflate(DeployedRule(composed, honest, 3, 3), base, step, maximum=30.0)
-    ladder = strengths(30.0)
-    place = ladder.index(gamma)
 
     def reached(s):
         updates = torch.cat([honest, (base + s * step).expand(3, -1)])
         return float(composed(updates, f=3).double() @ step.double())
 
-    # Every rung up to gamma moved the result, the next one does not.
-    ways = [reached(s) for s in ladder[: place + 2]]
-    gains = [b - a for a, b in itertools.pairwise(ways)]
-    assert all(gain > 0 for gain in gains[:place])
-    if place + 1 < len(ladder):
-        share = gains[place] / ((ladder[place + 1] - gamma) * float(step.double() @ step.double()))
-        assert share < 1e-3
+    # No strength that was tried first, and none near the one that was found, goes further.
+    ladder = strengths(30.0)
+    place = ladder.index(gamma)
+    others = {*ladder[::RUNGS], ladder[-1], *ladder[max(place - 1, 0) : place + 2]}
+    assert reached(gamma) == max(reached(s) for s in others)
 
 
-def test_mixing_stops_an_attacker_whom_the_mean_alone_would_not():
+@pytest.mark.parametrize("rule", ["nnm+krum", "nnm+median", "nnm+trimmed-mean", "clipping+mean"])
+@pytest.mark.parametrize("copies", [2, 4, 8])
+@pytest.mark.parametrize("seed", range(3))
+def test_a_searched_strength_does_at_least_the_harm_of_a_fixed_one(rule, copies, seed):
+    """With more liars than f a huge lie gets through, though a smaller one may not."""
+    honest = random_updates(12, 30, seed=seed) + 0.3
+    base, step = honest.mean(dim=0), honest.std(dim=0, correction=0)
+    composed = find_rule(rule)
+    gamma = inflate(DeployedRule(composed, honest, copies, 4), base, step, maximum=30.0)
+
+    def harm(s):
+        updates = torch.cat([honest, (base + s * step).expand(copies, -1)])
+        return float(composed(updates, f=4).double() @ step.double())
+
+    assert harm(gamma) >= max(harm(s) for s in (0.0, 30.0))
+
+
+def test_mixing_leaves_a_majority_of_liars_any_strength():
+    honest = random_updates(6, 40, seed=3) + 0.3
+    base, step = honest.mean(dim=0), honest.std(dim=0, correction=0)
+    crowd = DeployedRule(find_rule("nnm+krum"), honest, 8, 4)
+    assert inflate(crowd, base, step, maximum=30.0) == 30.0
+    few = DeployedRule(find_rule("nnm+krum"), random_updates(13, 40, seed=3) + 0.3, 3, 3)
+    assert inflate(few, base, step, maximum=30.0) < 30.0
+
+
+def test_a_rule_that_takes_a_context_is_rehearsed_like_one_that_does_not():
+    def plain(updates, *, f):
+        return RULES["median"].function(updates, f=f)
+
+    def with_context(updates, *, f, context):
+        context.state["seen"] = updates[:1].clone()
+        return RULES["median"].function(updates, f=f)
+
     honest = random_updates(13, 40, seed=3) + 0.3
     base, step = honest.mean(dim=0), honest.std(dim=0, correction=0)
-    assert inflate(DeployedRule(RULES["mean"], honest, 3, 3), base, step, maximum=30.0) == 30.0
-    mixed = DeployedRule(find_rule("nnm+mean"), honest, 3, 3)
-    assert inflate(mixed, base, step, maximum=30.0) < 30.0
+    contexts = []
+
+    def make():
+        contexts.append(RuleContext(1, torch.zeros(40), 0.1, stream(0)))
+        return contexts[-1]
+
+    one, two = (
+        inflate(
+            DeployedRule(compose("nnm", rule), honest, 3, 3, context=make),
+            base,
+            step,
+            maximum=30.0,
+        )
+        for rule in (plain, with_context)
+    )
+    assert one == two
+    assert contexts
 
 
 def bulyan_of_mine(updates, *, f):

@@ -1,12 +1,12 @@
 """The adaptive attacker: inflate the lie up to the last strength that the rule still selects."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from torch import Tensor
 
 from holdout.attacks.view import Deployed
-from holdout.rules.rule import LEAVES_NOBODY_OUT, LieLine, Rule
+from holdout.rules.rule import LEAVES_NOBODY_OUT, LieLine, Rule, RuleContext
 
 STEP = 0.1
 GROWTH = 1.05
@@ -33,21 +33,29 @@ class DeployedRule:
     """How many copies of the lie are sent besides."""
     f: int
     """How many lies the rule is told to expect."""
+    context: Callable[[], RuleContext] | None = None
+    """Makes the context of a rule that takes one, as far as the attacker can foresee it."""
 
     @property
     def leaves_nobody_out(self) -> bool:
         """Whether every update counts, so that no strength is too much."""
         return self.rule.rehearse is LEAVES_NOBODY_OUT
 
-    def selects(
-        self, base: Tensor, direction: Tensor, strengths: Sequence[float]
-    ) -> Iterator[bool]:
+    def selects(self, base: Tensor, direction: Tensor, tried: Sequence[float]) -> Iterator[bool]:
         """For each strength: whether the rule selects the lie (never, if it is infeasible)."""
-        line = LieLine(self.honest, base, direction, self.copies, self.f)
+        line = LieLine(
+            self.honest,
+            base,
+            direction,
+            self.copies,
+            self.f,
+            ladder=strengths(max(tried, default=0.0)),
+            context=self.context,
+        )
         if self.rule.rehearse is None or not self.rule.is_feasible(n=line.count, f=self.f):
-            yield from [False] * len(strengths)
+            yield from [False] * len(tried)
             return
-        yield from map(self.rule.rehearse(line), strengths)
+        yield from map(self.rule.rehearse(line), tried)
 
 
 def strengths(maximum: float) -> list[float]:

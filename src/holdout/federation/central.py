@@ -25,6 +25,7 @@ from holdout.federation.round_setup import (
     RoundSetup,
     State,
     draw_round,
+    rule_context,
 )
 from holdout.ids import ProposalId, WorkerId
 from holdout.learning.training import evaluate
@@ -39,8 +40,7 @@ from holdout.rounds import (
     conclude_vote,
     record_round,
 )
-from holdout.rules import Rule, RuleContext
-from holdout.seeds import stream
+from holdout.rules import Rule
 from holdout.voting import Terms, tolerated_count
 from holdout.workers import Worker, is_plain
 
@@ -194,13 +194,7 @@ def _aggregate(
 ) -> tuple[Decision, Mapping[str, Tensor]]:
     """The rule over all valid updates, and what it keeps for the next round."""
     name = f"rule {setup.curve.rule!r}"
-    context = RuleContext(
-        round_number=setup.number,
-        weights=setup.state.weights.clone(),
-        learning_rate=setup.learning_rate,
-        source=stream(setup.federation.seed, "rule", setup.number),
-        state=private_copy(setup.state.rule_state),
-    )
+    context = rule_context(setup)
     f = tolerated_count(len(admitted.valid), setup.federation.config.federation.f)
     decision: Decision = guard(name, lambda: apply_rule(admitted, rule, f=f, context=context))
     kept = checked_copy(name, context.state)

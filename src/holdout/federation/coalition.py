@@ -11,7 +11,7 @@ from holdout.attacks import Deployed, DeployedRule, Lie, View
 from holdout.custom_code import Kept, describe, guard
 from holdout.errors import MisuseError, PluginError
 from holdout.federation.electorate import VoterScores, electorate_of, score_voters
-from holdout.federation.round_setup import RoundSetup
+from holdout.federation.round_setup import RoundSetup, rule_context
 from holdout.federation.vote_rehearsal import DeployedVote, ServerTally
 from holdout.ids import ProposalId, WorkerId
 from holdout.rules import RULES
@@ -100,7 +100,13 @@ def lie_to_server(
     coalition = gather(setup, honest, scores)
     method = setup.curve.method
     if not isinstance(method, Terms):
-        deployed = DeployedRule(method, coalition.standing, len(coalition.copies), coalition.f)
+        deployed = DeployedRule(
+            method,
+            coalition.standing,
+            len(coalition.copies),
+            coalition.f,
+            context=partial(rule_context, setup),
+        )
         return tell_lies(coalition, deployed)
     electorate = electorate_of(setup, method)
     vote = DeployedVote(

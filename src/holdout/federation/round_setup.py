@@ -14,9 +14,10 @@ from torch import Tensor, nn
 
 from holdout.attacks import Attack, BallotAttack
 from holdout.config import Config
-from holdout.custom_code import Kept, guard
+from holdout.custom_code import Kept, guard, private_copy
 from holdout.ids import ProposalId, RoundNumber, WorkerId
-from holdout.rules import Rule
+from holdout.rules import Rule, RuleContext
+from holdout.seeds import stream
 from holdout.voting import Committee, Terms, draw_committee
 from holdout.workers import HonestWorker, Worker, is_plain, propose_together
 
@@ -167,3 +168,14 @@ def draw_round(federation: Federation, curve: Curve, state: State) -> RoundSetup
     )
     slower = number if training.schedule == "inverse" else 1
     return RoundSetup(federation, curve, state, committee, training.learning_rate / slower)
+
+
+def rule_context(setup: RoundSetup) -> RuleContext:
+    """What a rule may know in this round; whatever it does to it changes nothing here."""
+    return RuleContext(
+        round_number=setup.number,
+        weights=setup.state.weights.clone(),
+        learning_rate=setup.learning_rate,
+        source=stream(setup.federation.seed, "rule", setup.number),
+        state=private_copy(setup.state.rule_state),
+    )

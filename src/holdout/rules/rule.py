@@ -7,6 +7,7 @@ how an attacker rehearses it, how many updates it needs. A pre-aggregation chang
 before the rule sees them, and `compose` puts one in front of any rule.
 """
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -41,6 +42,10 @@ class LieLine:
     direction: Tensor
     copies: int
     f: int
+    ladder: Sequence[float] = ()
+    """The strengths on the way up to the strongest lie that is tried."""
+    context: "Callable[[], RuleContext] | None" = None
+    """Makes what a rule that takes a context gets; each is a copy."""
 
     @property
     def count(self) -> int:
@@ -171,6 +176,9 @@ class Rule:
     needs: Needs
     pre: tuple[PreAggregation, ...] = ()
 
+    def __repr__(self) -> str:
+        return f"<Rule: {self.label}, {self.needs.bound}>"
+
     def __call__(self, updates: Tensor, *, f: int, context: RuleContext | None = None) -> Tensor:
         """The update to apply."""
         prepared = self.prepare(updates, f=f, context=context)
@@ -232,53 +240,46 @@ def _part_of(context: RuleContext | None, prefix: str) -> Iterator[RuleContext |
 
 
 def put_in_front(pre: PreAggregation, rule: Rule) -> Rule:
-    """The rule behind one more pre-aggregation.
-
-    An attacker rehearses it by running it, unless a part takes a context: there is none to give.
-    """
+    """The rule behind one more pre-aggregation; an attacker rehearses it by running it."""
     behind = replace(rule, label=f"{pre.label} + {rule.label}", pre=(pre, *rule.pre))
-    functions = [rule.function, *(part.function for part in behind.pre)]
-    if any(takes(function, "context") for function in functions):
-        return replace(behind, rehearse=LEAVES_NOBODY_OUT)
     return replace(behind, rehearse=partial(_rehearse_by_running, behind))
 
 
 def _rehearse_by_running(rule: Rule, line: LieLine) -> Callable[[float], bool]:
-    """A lie passes if it moves the result further than a slightly weaker one does."""
+    """A lie passes up to the strength that carries the result furthest the way of the lie.
+
+    A mixture need not follow a lie step by step: it may fall back, and follow again where the lie
+    is stronger. So strengths on the whole ladder are tried: some rungs first, then those between
+    the neighbours of the best.
+    """
     direction = line.direction.double()
-    length = float(direction @ direction)
-    reached: dict[float, float] = {}
 
-    def run(strength: float) -> None:
-        """Note how far the result goes the way of a lie of this strength."""
-        result: Tensor = guard(
-            f"rule {rule.label!r}", lambda: rule(line.updates(strength), f=line.f)
-        )
-        reached[strength] = float(result.double() @ direction)
-
-    def passes(strength: float) -> bool:
+    def reach(strength: float) -> float:
+        """How far the result goes the way of a lie of this strength."""
+        context = line.context() if line.context else None
+        updates = line.updates(strength)
         try:
-            run(strength)
-            if strength <= 0:
-                return True
-            # Whoever climbs in small steps has just tried a lie that is a little weaker.
-            gap = max(NEARBY, NEARBY * strength)
-            near = [tried for tried in reached if 0 < strength - tried <= gap]
-            weaker = max(near, default=max(0.0, strength - gap))
-            if not near:
-                run(weaker)
+            result: Tensor = guard(
+                f"rule {rule.label!r}", lambda: rule(updates, f=line.f, context=context)
+            )
         except InfeasibleError:
-            return False
-        return reached[strength] - reached[weaker] > STILL_MOVES * (strength - weaker) * length
+            return -math.inf
+        reached = float(result.double() @ direction)
+        return reached if math.isfinite(reached) else -math.inf
 
-    return passes
+    places = sorted({*range(0, len(line.ladder), RUNGS), len(line.ladder) - 1})
+    reached = {place: reach(line.ladder[place]) for place in places}
+    if max(reached.values()) == -math.inf:
+        return lambda _strength: False
+    best = places.index(max(places, key=lambda place: reached[place]))
+    low, high = places[max(best - 1, 0)], places[min(best + 1, len(places) - 1)]
+    reached |= {p: reach(line.ladder[p]) for p in range(low, high) if p not in reached}
+    furthest = line.ladder[max(reached, key=lambda place: reached[place])]
+    return lambda strength: strength <= furthest
 
 
-STILL_MOVES = 1e-4
-"""A result that moves less than this share of how far the lie moves does not follow it."""
-
-NEARBY = 0.11
-"""Lies that differ by at most this, or by this share, are compared: more than a rung."""
+RUNGS = 6
+"""The distance between the rungs of the ladder that are tried first."""
 
 
 def admit(rule: str, updates: Tensor, *, f: int, needs: Needs) -> Tensor:
