@@ -21,6 +21,7 @@ import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
 
@@ -113,7 +114,9 @@ class Run:
 
 
 def jsonable(value: Any) -> Any:
-    """The value with every number that is not finite as null, tuples as lists."""
+    """The value with every number that is not finite as null, tuples as lists, enums as text."""
+    if isinstance(value, StrEnum):
+        return value.value
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, Mapping):

@@ -216,6 +216,33 @@ def test_a_state_that_cannot_be_saved_is_refused(kept, message, scene, play):
         play(*scene("mine", plugins={"rules": {"mine": rule}}, **HONEST))
 
 
+class CountsItsBallots(Silent):
+    """A custom worker that keeps something of voting alone."""
+
+    def vote(self, weights, proposals, *, state, **facts):
+        state["ballots"] = state.get("ballots", torch.zeros(1)) + 1
+        return self.honest.vote(weights, proposals, **facts)
+
+
+@pytest.mark.parametrize("serverless", [False, True])
+def test_a_custom_worker_may_keep_a_state_of_its_votes(serverless, scene, play, blobs, config):
+    changed = {"federation": {**SERVERLESS, "byzantine": 0}} if serverless else {}
+    settings = {**HONEST, **changed, "experiment": {"rounds": 3}}
+    federation, curve = scene("holdout", plugins={"worker": CountsItsBallots}, **settings)
+    run_one = decentralized.run_round if serverless else None
+    records, state = [], first_state(federation)
+    for _ in range(3):
+        if run_one:
+            record, state = run_one(federation, curve, state)
+        else:
+            (record,), state = play(federation, curve, 1, state)
+        records.append(record)
+    assert all(record.ballots and None not in record.ballots for record in records)
+    votes = [voter for record in records for voter in record.voters]
+    found = {w: kept["ballots"].item() for w, kept in state.worker_states.items()}
+    assert found == {voter: votes.count(voter) for voter in votes}
+
+
 def test_a_worker_whose_state_cannot_be_saved_is_named(scene, play):
     class Wrong(MomentumWorker):
         def propose(self, weights, *, state, **_facts):

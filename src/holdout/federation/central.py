@@ -7,9 +7,10 @@ can stop and go on after any round. What the server does with what it receives i
 
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -62,12 +63,13 @@ def run_round(federation: Federation, curve: Curve, state: State) -> tuple[Round
     # A vote bounds the updates; its voters judge them (getVotes), the server counts (A_Consensus).
     # A baseline rule looks at the updates alone.
     radius, rule_state = state.radius, state.rule_state
+    worker_states = dict(proposals.worker_states)
     method = curve.method
     if isinstance(method, Terms):
         bounded = admitted
         if method.bound:
             bounded, radius = bound_updates(admitted, previous_radius=radius)
-        decision = _vote(setup, method, bounded, scores)
+        decision = _vote(setup, method, bounded, scores, worker_states)
     else:
         decision, rule_state = _aggregate(setup, method, admitted)
     # w_{t+1} = w_t - eta_t v_t.
@@ -76,7 +78,7 @@ def run_round(federation: Federation, curve: Curve, state: State) -> tuple[Round
         radius=radius,
         last_honest=last_honest(setup, admitted.valid),
         rule_state=rule_state,
-        worker_states={**state.worker_states, **proposals.worker_states},
+        worker_states={**state.worker_states, **worker_states},
     )
     record = _record(setup, decision, admitted, next_state, gamma)
     record, next_state = evaluate_round(federation, record, next_state)
@@ -120,16 +122,28 @@ def _ask(
         round_number=setup.number,
         learning_rate=setup.learning_rate,
     )
-    if takes(asked, "state"):
-        kept = private_copy(setup.state.worker_states.get(number, {}))
-        momentum = {MOMENTUM: kept.pop(MOMENTUM)} if MOMENTUM in kept else {}
-        asked = partial(asked, state=kept)
-        update = attempt(asked)
-        states[number] = checked_copy(f"worker {number}", kept) | momentum
-    else:
-        update = attempt(asked)
+    update = attempt_with_state(setup, number, asked, states)
     valid = admit_proposals([update], dimension=len(setup.state.weights)).valid
     return setup.with_momentum(number, valid[ProposalId(0)], states) if valid else update
+
+
+def attempt_with_state(
+    setup: RoundSetup,
+    number: WorkerId,
+    asked: Callable[..., object],
+    states: dict[WorkerId, Kept],
+) -> object:
+    """A custom worker's answer, None if it crashes; if it takes a state, that is kept in `states`.
+
+    What a worker has written before it crashes is kept too.
+    """
+    if not takes(asked, "state"):
+        return attempt(asked)
+    kept = private_copy(states.get(number, setup.state.worker_states.get(number, {})))
+    momentum = {MOMENTUM: kept.pop(MOMENTUM)} if MOMENTUM in kept else {}
+    answer = attempt(partial(asked, state=kept))
+    states[number] = checked_copy(f"worker {number}", kept) | momentum
+    return answer
 
 
 def _lie(
@@ -146,7 +160,11 @@ def _lie(
 
 
 def _vote(
-    setup: RoundSetup, terms: Terms, admitted: AdmittedProposals, scores: VoterScores
+    setup: RoundSetup,
+    terms: Terms,
+    admitted: AdmittedProposals,
+    scores: VoterScores,
+    worker_states: dict[WorkerId, Kept],
 ) -> Decision:
     """Every voter judges the proposals, and the server counts what they send."""
     if not admitted.valid:
@@ -157,36 +175,32 @@ def _vote(
         setup.coalition,
         scores.marks(ids, lambda scores: scores.losses(updates)),
         others={
-            voter: ask_to_vote(setup, worker, terms, admitted.valid)
-            for voter, worker in custom_voters(setup).items()
+            voter: ask_to_vote(setup, voter, terms, admitted.valid, worker_states)
+            for voter in setup.committee.voters
+            if voter not in setup.byzantine and not is_plain(setup.federation.workers[voter])
         },
     )
     return conclude_vote(admitted, sent, voters=setup.committee.voters, terms=terms)
 
 
-def custom_voters(setup: RoundSetup) -> dict[WorkerId, Worker]:
-    """The honest voters that are custom workers."""
-    workers = setup.federation.workers
-    voters = [v for v in setup.committee.voters if v not in setup.byzantine]
-    return {voter: workers[voter] for voter in voters if not is_plain(workers[voter])}
-
-
 def ask_to_vote(
-    setup: RoundSetup, worker: Worker, terms: Terms, proposals: Mapping[ProposalId, Tensor]
+    setup: RoundSetup,
+    voter: WorkerId,
+    terms: Terms,
+    proposals: Mapping[ProposalId, Tensor],
+    states: dict[WorkerId, Kept],
 ) -> object:
     """What a custom worker sends as its ballot; None if it crashes."""
-
-    def ask() -> object:
-        ballot = worker.vote(
-            setup.state.weights.clone(),
-            {proposal: update.clone() for proposal, update in proposals.items()},
-            round_number=setup.number,
-            learning_rate=setup.learning_rate,
-            terms=terms,
-        )
-        return ballot.message
-
-    return attempt(ask)
+    asked = partial(
+        setup.federation.workers[voter].vote,
+        setup.state.weights.clone(),
+        {proposal: update.clone() for proposal, update in proposals.items()},
+        round_number=setup.number,
+        learning_rate=setup.learning_rate,
+        terms=terms,
+    )
+    ballot: Any = attempt_with_state(setup, voter, asked, states)
+    return attempt(lambda: ballot.message)
 
 
 def _aggregate(

@@ -49,8 +49,6 @@ class Sent:
     """What is wrong with those that are not valid gradients."""
     gamma: float | None
     """The strength of the lies, if they have one."""
-    worker_states: Mapping[WorkerId, Kept]
-    """The state that workers keep."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +96,7 @@ class RoundLearning:
     Attributes:
         terms: How honest voters judge.
         places: The id of each proposer's proposal: its place among those drawn.
+        worker_states: What workers keep of the round, as far as it has gone.
     """
 
     def __init__(self, setup: RoundSetup, params: Params) -> None:
@@ -109,6 +108,7 @@ class RoundLearning:
         self._setup, self._params = setup, params
         self._scores = score_voters(setup)
         self._electorate = electorate_of(setup, self.terms)
+        self.worker_states: dict[WorkerId, Kept] = {}
         self._marks: dict[tuple[Digest, ...], MarksOf] = {}
         self._read: dict[Digest, Tensor | None] = {}
         self._lies = frozenset(p for w, p in self.places.items() if w in setup.byzantine)
@@ -134,7 +134,8 @@ class RoundLearning:
     @cached_property
     def sent(self) -> Sent:
         """What every proposer announces, the liars included."""
-        setup, states = self._setup, dict(self._proposals.worker_states)
+        setup, states = self._setup, self.worker_states
+        states |= self._proposals.worker_states
         received: list[object] = [self.honest.get(place) for place in self.places.values()]
         gamma = None
         if setup.coalition:
@@ -154,7 +155,7 @@ class RoundLearning:
         faults += [OUT_OF_RANGE] * sum(
             data is not None and _is_too_large(data, self._params) for data in payloads
         )
-        return Sent(dict(zip(self.places, payloads, strict=True)), faults, gamma, states)
+        return Sent(dict(zip(self.places, payloads, strict=True)), faults, gamma)
 
     def _tell_lies(self) -> Lies:
         """What liars that keep to one version send; the ballots of those caught do not count."""
@@ -185,12 +186,12 @@ class RoundLearning:
         if voter in self._setup.byzantine:
             lies = self._lies.intersection(ids)
             names = self._electorate.byzantine_ballot(voter, ids, lies, marks_of)
-        elif is_plain(worker := self._setup.federation.workers[voter]):
+        elif is_plain(self._setup.federation.workers[voter]):
             names = self._electorate.honest_ballot(voter, ids, marks_of).message
         else:
             updates = {p: self._read[job.candidates[i].payload] for p, i in places.items()}
             valid = {p: update for p, update in updates.items() if update is not None}
-            names = ask_to_vote(self._setup, worker, self.terms, valid)
+            names = ask_to_vote(self._setup, voter, self.terms, valid, self.worker_states)
         # A plug-in may name anything; what is not a candidate is ignored.
         given = names if isinstance(names, list | tuple) else ()
         return tuple(sorted({place for name, place in places.items() if name in given}))

@@ -280,7 +280,7 @@ def _next_state(
         weights=from_payload(played.model),
         radius=played.block.header.radius or None,
         last_honest=last_honest(setup, learning.honest),
-        worker_states={**setup.state.worker_states, **learning.sent.worker_states},
+        worker_states={**setup.state.worker_states, **learning.worker_states},
         chain=(*chain, played.finished)[-kept:],
     )
 

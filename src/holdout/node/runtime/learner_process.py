@@ -11,6 +11,7 @@ import signal
 import sys
 import threading
 import time
+from collections.abc import Callable
 from fractions import Fraction
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -21,6 +22,7 @@ from torch import Tensor, nn
 
 from holdout import device
 from holdout.agreement import aggregate
+from holdout.custom_code import Kept, takes
 from holdout.dotted import resolve
 from holdout.errors import HoldoutError, PluginError, UserError
 from holdout.ids import ProposalId, RoundNumber
@@ -49,11 +51,12 @@ def main(folder: Path) -> None:
     except HoldoutError as error:
         _write(answers, {"failed": str(error)})
         return
+    kept: Kept = {}
     _write(answers, {"ready": True})
     while (question := read_frame(sys.stdin.buffer)) is not None:
         header, body = question
         try:
-            reply, data = _answer(worker, dimension, header, body)
+            reply, data = _answer(worker, dimension, header, body, kept)
         except Exception as error:  # noqa: BLE001  # Custom code may raise anything.
             reply, data = {"failed": f"{type(error).__name__}: {error}"}, b""
         _write(answers, reply, data)
@@ -127,15 +130,15 @@ def build_model(network: Network) -> nn.Module:
 
 
 def _answer(
-    worker: Worker, dimension: int, header: dict[str, Any], body: bytes
+    worker: Worker, dimension: int, header: dict[str, Any], body: bytes, kept: Kept
 ) -> tuple[dict[str, Any], bytes]:
     vectors = device.from_numpy(np.frombuffer(body, "<f4").copy()).view(-1, dimension)
     weights = vectors[0]
     match header["job"]:
         case "propose":
-            return _propose(worker, weights, header)
+            return _propose(worker, weights, header, kept)
         case "judge":
-            return _judge(worker, weights, vectors[1:], header)
+            return _judge(worker, weights, vectors[1:], header, kept)
         case _:
             measure = getattr(worker, "accuracy", None)
             accuracy = None if measure is None else float(measure(weights))
@@ -143,10 +146,13 @@ def _answer(
 
 
 def _propose(
-    worker: Worker, weights: Tensor, header: dict[str, Any]
+    worker: Worker, weights: Tensor, header: dict[str, Any], kept: Kept
 ) -> tuple[dict[str, Any], bytes]:
     update = worker.propose(
-        weights, round_number=RoundNumber(header["round"]), learning_rate=header["rate"]
+        weights,
+        round_number=RoundNumber(header["round"]),
+        learning_rate=header["rate"],
+        **_state_for(worker.propose, kept),
     )
     if not isinstance(update, Tensor) or update.shape != weights.shape:
         raise PluginError(f"propose must return a vector of {len(weights)} numbers")
@@ -156,8 +162,13 @@ def _propose(
     return {}, aggregate.canonical(values)
 
 
+def _state_for(asked: Callable[..., object], kept: Kept) -> dict[str, Any]:
+    """The state of a worker that takes one; it is lost when this process ends."""
+    return {"state": kept} if takes(asked, "state") else {}
+
+
 def _judge(
-    worker: Worker, weights: Tensor, updates: Tensor, header: dict[str, Any]
+    worker: Worker, weights: Tensor, updates: Tensor, header: dict[str, Any], kept: Kept
 ) -> tuple[dict[str, Any], bytes]:
     radius = header["radius"] or None
     proposals = {
@@ -171,6 +182,7 @@ def _judge(
         round_number=RoundNumber(header["round"]),
         learning_rate=header["rate"],
         terms=terms,
+        **_state_for(worker.vote, kept),
     )
     if not isinstance(ballot, Ballot):
         raise PluginError("vote must return a holdout.voting.Ballot")
