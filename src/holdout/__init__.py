@@ -31,6 +31,8 @@ __all__ = [
     "Result",
     "Run",
     "RunFolderError",
+    "Stream",
+    "TableRow",
     "UserError",
     "Worker",
     "__version__",
@@ -58,10 +60,11 @@ if TYPE_CHECKING:
         RunFolderError,
         UserError,
     )
+    from holdout.experiments.curves import TableRow
     from holdout.experiments.plugins import Plugins
     from holdout.experiments.runner import Progress, Result, run
     from holdout.results import Run, read_run
-    from holdout.seeds import stream
+    from holdout.seeds import Stream, stream
     from holdout.workers import HonestWorker, Recipe, Worker
 else:
     __getattr__, __dir__ = lazy.attributes(
@@ -83,10 +86,11 @@ else:
                 "RunFolderError",
                 "UserError",
             ),
+            "holdout.experiments.curves": ("TableRow",),
             "holdout.experiments.plugins": ("Plugins",),
             "holdout.experiments.runner": ("Progress", "Result", "run"),
             "holdout.results": ("Run", "read_run"),
-            "holdout.seeds": ("stream",),
+            "holdout.seeds": ("Stream", "stream"),
             "holdout.workers": ("HonestWorker", "Recipe", "Worker"),
         },
     )

@@ -82,7 +82,7 @@ class Run:
     describes."""
 
     def to_pandas(self) -> Any:
-        """The rows as a `pandas.DataFrame`; needs pandas, which holdout does not install."""
+        """The rows as a `pandas.DataFrame`, if pandas is there."""
         try:
             import pandas as pd
         except ModuleNotFoundError as error:
@@ -233,7 +233,9 @@ def resume(
 
     `check` sees the checkpoint and the rounds that it vouches for before anything is changed.
     """
-    stored = _with_defaults(read_config(path), config)
+    from holdout.config import with_defaults  # Slow to import, and needed here alone.
+
+    stored = with_defaults(read_config(path), like=config)
     if stored != config:
         raise RunFolderError(
             f"{path} holds a run with a different config: {_differences(stored, config)}; "
@@ -414,22 +416,6 @@ def _split(content: bytes) -> tuple[bytes, bytes]:
     """A checkpoint's arrays, and the SHA-256 that follows them."""
     size = hashlib.sha256().digest_size
     return content[:-size], content[-size:]
-
-
-def _with_defaults(stored: dict[str, Any], wanted: Mapping[str, Any]) -> dict[str, Any]:
-    """The config of a folder; settings that are younger than the folder have their defaults."""
-    from holdout.config import parse  # Slow to import, and needed here alone.
-
-    younger = _flat(wanted).keys() - _flat(stored).keys()
-    parsed = parse(stored)
-    if not younger or parsed.problems:
-        return stored
-    defaults = parsed.config.as_dict()
-    return {
-        section: values
-        | {k: v for k, v in defaults[section].items() if f"{section}.{k}" in younger}
-        for section, values in stored.items()
-    }
 
 
 def _differences(stored: Mapping[str, Any], given: Mapping[str, Any]) -> str:

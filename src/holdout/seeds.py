@@ -13,7 +13,17 @@ T = TypeVar("T")
 
 
 class Stream:
-    """An endless sequence of uniform integers, decided by a name alone."""
+    """An endless sequence of uniform integers, decided by a name alone; `stream` makes one.
+
+    Args:
+        name: What decides the integers.
+
+    Example:
+        >>> import holdout
+        >>> source = holdout.stream(0, "example")
+        >>> source.below(10) < 10, len(source.sample(range(100), 3))
+        (True, 3)
+    """
 
     def __init__(self, name: bytes) -> None:
         self._words = _words(name)

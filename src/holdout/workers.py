@@ -42,6 +42,10 @@ class Worker(Protocol):
         ...
         ...     def vote(self, weights, proposals, **round_facts):
         ...         return self.honest.vote(weights, proposals, **round_facts)
+
+    Either method may also take a keyword `state`: a dict of tensors, this worker's alone, that is
+    empty at first. What the worker writes into it is handed to it again in the next round, and is
+    saved in checkpoints (on a node it lasts as long as the worker's process).
     """
 
     def propose(

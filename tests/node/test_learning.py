@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.node.node_rig import CLASSES, SHAPE, Network
@@ -18,6 +19,7 @@ from tests.node.node_rig import CLASSES, SHAPE, Network
 from holdout.agreement import aggregate
 from holdout.errors import LearnerFailed
 from holdout.node.logs import Log
+from holdout.node.runtime import learner_process
 from holdout.node.runtime.learner_client import (
     PREFIX_BYTES,
     LearnerClient,
@@ -25,6 +27,7 @@ from holdout.node.runtime.learner_client import (
     kill,
     pack_frame,
 )
+from holdout.voting import Approvals
 
 DIMENSION = CLASSES * (SHAPE[0] + 1)
 
@@ -212,3 +215,23 @@ def test_a_process_whose_child_holds_its_output_is_not_waited_for_long(monkeypat
         await process.stdout.read()
 
     asyncio.run(asyncio.wait_for(run(), 30))
+
+
+def test_a_worker_that_takes_a_state_finds_what_it_left_there():
+    class Counting:
+        def propose(self, weights, *, state, **_facts):
+            state["asked"] = state.get("asked", torch.zeros(1)) + 1
+            return weights + state["asked"]
+
+        def vote(self, _weights, proposals, *, state, **_facts):
+            state["asked"] += 10
+            return Approvals(tuple(proposals)[:1])
+
+    kept, body = {}, np.zeros(3, "<f4").tobytes()
+    propose = {"job": "propose", "round": 1, "rate": 0.1}
+    judge = {"job": "judge", "round": 1, "rate": 0.1, "radius": 0.0, "f": [1, 3]}
+    for expected in (1.0, 12.0):
+        _, update = learner_process._answer(Counting(), 3, propose, body, kept)
+        assert np.frombuffer(update, "<f4").tolist() == [expected] * 3
+        reply, _ = learner_process._answer(Counting(), 3, judge, 3 * body, kept)
+        assert reply == {"approved": [0]}

@@ -5,7 +5,7 @@ attack, model or data set of a given name exists, and whether a rule is feasible
 is known only further up: `holdout.experiments.plan` adds those checks to the same list of mistakes.
 """
 
-from holdout.config.parsing import Parsed, apply_settings, parse, read_file
+from holdout.config.parsing import Parsed, apply_settings, parse, read_file, with_defaults
 from holdout.config.sections import (
     AttackSection,
     Config,
@@ -34,4 +34,5 @@ __all__ = [
     "apply_settings",
     "parse",
     "read_file",
+    "with_defaults",
 ]

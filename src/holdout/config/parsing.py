@@ -303,3 +303,15 @@ def _mode_relations(config: Config) -> list[Relation]:
             f"workers may lie, or the network halts when it has caught more; got {liars}",
         ),
     ]
+
+
+def with_defaults(values: dict[str, Any], *, like: Mapping[str, Any]) -> dict[str, Any]:
+    """The values, and the defaults of keys that only `like` has: settings younger than a folder."""
+    parsed = parse(values)
+    if parsed.problems:
+        return values
+    defaults = parsed.config.as_dict()
+    return {
+        section: {k: v for k, v in defaults[section].items() if k in like.get(section, {})} | keys
+        for section, keys in values.items()
+    }

@@ -78,7 +78,7 @@ class ExperimentSection(Section):
         "holdout",
     ]
     """What is compared: `holdout`, `holdout-paper`, or a name of `holdout.rules.RULES`, which may
-    stand after pre-aggregations as in "nnm+krum"."""
+    stand after pre-aggregations as in "nnm+krum"; a custom rule is named "package.module:name"."""
     rounds: Count = 100
     """How many rounds each curve has; the paper's T."""
     seeds: Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1)] = [0]

@@ -70,12 +70,23 @@ class CurveResult:
 
 @dataclass(frozen=True, slots=True)
 class TableRow:
-    """Where a curve ends. Accuracy and spread are shares of 1; the drop is in points of 100."""
+    """Where a curve ends. Accuracy and spread are shares of 1; the drop is in points of 100.
+
+    Example:
+        >>> import holdout
+        >>> row = holdout.TableRow("Krum", "krum", "alie", 1, 0.25, None, 64.0, 3.5, 0.0, 0)
+        >>> row.cells()
+        ('Krum', '', '25.0 %', '64.0 points')
+    """
 
     label: str
+    """What people call the curve."""
     rule: str
+    """The rule's name in the config."""
     attack: str
+    """The attack's name in the config."""
     seeds: int
+    """How many seeds it has."""
     accuracy: float | None
     """The mean over the seeds of the last accuracy measured."""
     spread: float | None

@@ -24,12 +24,22 @@ from holdout.rules.coordinatewise import mean, mean_around_median, median, trimm
 from holdout.rules.distance import bulyan, krum, krum_unsquared, multi_krum
 from holdout.rules.geometric import geometric_median
 from holdout.rules.preaggregation import clipping, nnm
-from holdout.rules.rule import PreAggregation, Rule, RuleContext
+from holdout.rules.rule import (
+    LEAVES_NOBODY_OUT,
+    NAMES_NOBODY,
+    Needs,
+    PreAggregation,
+    Rule,
+    RuleContext,
+)
 from holdout.rules.table import PRE_AGGREGATIONS, RULES, compose, find_rule
 
 __all__ = [
+    "LEAVES_NOBODY_OUT",
+    "NAMES_NOBODY",
     "PRE_AGGREGATIONS",
     "RULES",
+    "Needs",
     "PreAggregation",
     "Rule",
     "RuleContext",

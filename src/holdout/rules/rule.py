@@ -73,7 +73,12 @@ NAMES_NOBODY = None
 
 @dataclass(frozen=True, slots=True)
 class Needs:
-    """How many updates a rule needs to withstand f liars."""
+    """How many updates a rule needs to withstand f liars.
+
+    Example:
+        >>> Needs("n > 3f", lambda f: 3 * f + 1).least(2)
+        7
+    """
 
     bound: str
     """The condition as people write it."""
