@@ -17,7 +17,7 @@ from torch import nn
 from holdout import results
 from holdout.config import Config, parse
 from holdout.data.datasets import load
-from holdout.errors import ConfigError, PluginError, RunFolderError
+from holdout.errors import ConfigError, PluginError, RunFolderError, UserError
 from holdout.experiments import runner
 from holdout.experiments.plugins import Plugins
 from holdout.experiments.runner import run
@@ -621,3 +621,34 @@ def test_an_own_kind_of_honest_worker_is_asked_itself(data):
     result = run({**values, "attack": {"name": "none"}}, plugins=Plugins(worker=replace))
     assert {line["outcome"] for line in result.rounds} == {"no-proposals"}
     assert all(line["rejected_proposals"]["missing"] == 5 for line in result.rounds)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((3,), "run takes the path of a TOML file, a mapping or a Config; got int"),
+        ((None,), "got NoneType"),
+        (({}, {"rules": {}}), "plugins must be holdout.Plugins"),
+    ],
+)
+def test_what_run_cannot_take_is_told(arguments, message):
+    config, plugins = (*arguments, None)[:2]
+    with pytest.raises(UserError, match=message):
+        run(config, plugins=plugins)
+
+
+@pytest.mark.parametrize(
+    ("rule", "message"),
+    [
+        ("krum+nnm", r"'nnm' is a pre-aggregation, and a rule must stand behind it, as in 'nnm"),
+        ("nnm", r"'nnm' is a pre-aggregation"),
+        ("nmn+krum", r"'nmn' is not a pre-aggregation; there are nnm, clipping or"),
+        ("nnm+holdout", r"'holdout' is a vote"),
+        ("nnm+", r"unknown; there are mean"),
+    ],
+)
+def test_a_slip_in_a_composed_name_is_one_mistake(rule, message, data):
+    values = tiny.values(data, experiment={"rules": [rule]})
+    with pytest.raises(ConfigError, match=message) as caught:
+        run(values)
+    assert len(caught.value.problems) == 1

@@ -135,8 +135,8 @@ class Lookups:
         *front, last = rule.split(PLUS)
         found = self._rule(rule, last)
         for name in reversed(front):
-            pre = self._pre_aggregation(rule, name)
-            found = compose(pre, found) if pre is not None and found is not None else None
+            pre = None if found is None else self._pre_aggregation(rule, name)
+            found = None if pre is None or found is None else compose(pre, found)
         if found is not None and last in RULES:
             self._check_feasible(rule, found)
         return found
@@ -150,6 +150,12 @@ class Lookups:
             self.problems.append(
                 f"{key} = {rule!r}: {name!r} is a vote, and only a rule can stand behind a "
                 "pre-aggregation"
+            )
+            return None
+        if name in PRE_AGGREGATIONS and key not in self.wrong:
+            self.problems.append(
+                f"{key} = {rule!r}: {name!r} is a pre-aggregation, and a rule must stand behind "
+                f"it, as in '{name}{PLUS}krum'"
             )
             return None
         also = votes if name == rule else ()

@@ -14,6 +14,7 @@ import torch
 import holdout
 from holdout import results
 from holdout.config import Config, read_file
+from holdout.errors import UserError
 from holdout.experiments.checkpoints import (
     Place,
     check_fit,
@@ -149,6 +150,7 @@ def run(
     >>> run(setting, plugins=Plugins(data=(x, y, x, y))).accuracy("holdout")
     1.0
     """
+    _refuse_other_types(config, plugins)
     values = read_file(Path(config)) if isinstance(config, str | Path) else config
     plan = make_plan(values, plugins)
     notes = _tell(say, notes_on(plan.config))
@@ -170,6 +172,14 @@ def run(
             notes += _tell(say, notes_on_environment(checkpoint, environment(plan.config)))
             rounds = _run_curves(plan, folder, checkpoint, done, watch)
             return finish(plan, rounds, folder, notes)
+
+
+def _refuse_other_types(config: object, plugins: object) -> None:
+    if not isinstance(config, Config | Mapping | str | Path):
+        got = type(config).__name__
+        raise UserError(f"run takes the path of a TOML file, a mapping or a Config; got {got}")
+    if not isinstance(plugins, Plugins | None):
+        raise UserError(f"plugins must be holdout.Plugins(...); got {type(plugins).__name__}")
 
 
 def _tell(say: Callable[[str], None] | None, notes: list[str]) -> list[str]:
