@@ -16,10 +16,10 @@ from holdout.agreement.messages import (
     HeadQuery,
     Kind,
     Lead,
-    Step,
     Update,
     Vote,
     VoteSignature,
+    VoteStep,
     ballot_part,
     base_step,
     head_part,
@@ -35,7 +35,7 @@ signatures = st.binary(min_size=64, max_size=64)
 proofs = st.binary(max_size=80)
 u32s = st.integers(0, 2**32 - 1)
 u64s = st.integers(0, 2**64 - 1)
-steps = st.integers(Step.SOFT, 255)
+steps = st.integers(VoteStep.SOFT, 255)
 
 
 @st.composite
@@ -65,7 +65,7 @@ def leads(draw):
 def _stepped(draw):
     """A step, and a value that such votes may have."""
     step = draw(steps)
-    return step, bytes(32) if base_step(step) is Step.DOWN else draw(values)
+    return step, bytes(32) if base_step(step) is VoteStep.DOWN else draw(values)
 
 
 @st.composite

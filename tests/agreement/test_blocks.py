@@ -20,7 +20,7 @@ from holdout.agreement.blocks import (
 )
 from holdout.agreement.codec import blob, f64
 from holdout.agreement.events import Combine, Combined
-from holdout.agreement.messages import HEADER_BYTES_MAX, Entry, Evidence, Step
+from holdout.agreement.messages import HEADER_BYTES_MAX, Entry, Evidence, VoteStep
 from holdout.agreement.params import PROTOCOL_VERSION
 from holdout.errors import InvalidMessage, MisuseError
 
@@ -275,7 +275,7 @@ def test_evidence_is_taken_once_for_each_kind_and_worker_and_learning_comes_firs
             net.vote(worker, step, b"v" * 32).envelope, net.vote(worker, step, b"w" * 32).envelope
         )
         for worker in range(4)
-        for step in (Step.SOFT, Step.CERT)
+        for step in (VoteStep.SOFT, VoteStep.CERT)
     ]
     leads = [Evidence.of(net.lead(w).envelope, net.lead(w, b"c" * 32).envelope) for w in range(4)]
     learning = [double(net, worker) for worker in range(4)]

@@ -6,7 +6,7 @@ from tests.agreement.rig import Network, other
 from holdout.agreement.codec import BOTTOM
 from holdout.agreement.draws import Draws, slot
 from holdout.agreement.events import MessageFault
-from holdout.agreement.messages import Evidence, Kind, Step
+from holdout.agreement.messages import Evidence, Kind, VoteStep
 from holdout.agreement.params import Mode, RoleDraw
 from holdout.agreement.sortition import Role, drawn
 from holdout.agreement.wire import Unverified, decode
@@ -28,7 +28,7 @@ def signed_messages(net, worker):
         Kind.UPDATE: update,
         Kind.BALLOT: net.ballot(worker, [update]),
         Kind.LEAD: net.lead(worker, period=2),
-        Kind.VOTE: net.vote(worker, Step.REDO, period=2),
+        Kind.VOTE: net.vote(worker, VoteStep.REDO, period=2),
     }
 
 
@@ -111,7 +111,7 @@ ROLES = [
     (Kind.UPDATE, Role.PROPOSER, 0, 0),
     (Kind.BALLOT, Role.VOTER, 0, 0),
     (Kind.LEAD, Role.LEADER, 2, 0),
-    (Kind.VOTE, Role.COMMITTEE, 2, Step.REDO),
+    (Kind.VOTE, Role.COMMITTEE, 2, VoteStep.REDO),
 ]
 
 
@@ -137,7 +137,7 @@ class TestCredentials:
         if role is Role.LEADER:
             wrong.append(real.proof(held, role, 1))
         if role is Role.COMMITTEE:
-            wrong += [real.proof(held, role, 1, step), real.proof(held, role, 2, Step.DOWN)]
+            wrong += [real.proof(held, role, 1, step), real.proof(held, role, 2, VoteStep.DOWN)]
         assert message.envelope.proof not in wrong
         for proof in wrong:
             assert real.draws.fault(with_envelope(message, proof=proof)) is MessageFault.NOT_DRAWN
@@ -238,8 +238,10 @@ def test_a_shuffled_committee_is_public_and_new_in_each_period():
     assert len(first) == len(second) == 8
     assert first != second
     for worker in range(20):
-        assert (draws.fault(net.vote(worker, Step.SOFT)) is None) == (worker in first)
-        assert (draws.fault(net.vote(worker, Step.DOWN, BOTTOM, 1)) is None) == (worker in second)
+        assert (draws.fault(net.vote(worker, VoteStep.SOFT)) is None) == (worker in first)
+        assert (draws.fault(net.vote(worker, VoteStep.DOWN, BOTTOM, 1)) is None) == (
+            worker in second
+        )
 
 
 # --------------------------------------------------------------------------------------- bundles
@@ -255,7 +257,7 @@ def committees():
 
 @pytest.mark.parametrize("mode", ["all", "shuffle", "self"])
 class TestBundles:
-    def members(self, net, period=0, step=Step.CERT):
+    def members(self, net, period=0, step=VoteStep.CERT):
         """Those drawn for a step, and one that is not, if there is one."""
         draws = net.draws
         listed = [
@@ -274,23 +276,23 @@ class TestBundles:
         net = committees()[mode]
         listed, _ = self.members(net)
         quorum = net.params.quorum
-        bundle = net.bundle(listed[:quorum], Step.CERT)
+        bundle = net.bundle(listed[:quorum], VoteStep.CERT)
         assert net.draws.verify_bundle(decode(bundle.encode())) == bundle
-        few = net.bundle(listed[: quorum - 1], Step.CERT)
+        few = net.bundle(listed[: quorum - 1], VoteStep.CERT)
         assert self.verdict(net, few) is MessageFault.NO_QUORUM
-        assert self.verdict(net, net.bundle([], Step.CERT)) is MessageFault.NO_QUORUM
+        assert self.verdict(net, net.bundle([], VoteStep.CERT)) is MessageFault.NO_QUORUM
 
     def test_a_vote_of_somebody_who_is_not_in_the_committee_spoils_it(self, mode):
         net = committees()[mode]
         listed, rest = self.members(net)
         chosen = sorted([*listed[: net.params.quorum - 1], *rest[:1]])
-        found = self.verdict(net, net.bundle(chosen, Step.CERT))
+        found = self.verdict(net, net.bundle(chosen, VoteStep.CERT))
         assert found is (MessageFault.NOT_DRAWN if rest else MessageFault.NO_QUORUM)
 
     def test_a_wrong_signature_among_enough_good_ones_spoils_it(self, mode):
         net = committees()[mode]
         listed, _ = self.members(net)
-        bundle = net.bundle(listed[: net.params.quorum], Step.CERT)
+        bundle = net.bundle(listed[: net.params.quorum], VoteStep.CERT)
         *good, last = bundle.marks
         for wrong in (WRONG, good[0].signature):
             marks = (*good, replace(last, signature=wrong))
@@ -298,22 +300,22 @@ class TestBundles:
 
     @pytest.mark.parametrize(
         "change",
-        [{"step": Step.SOFT}, {"period": 1}, {"value": b"c" * 32}],
+        [{"step": VoteStep.SOFT}, {"period": 1}, {"value": b"c" * 32}],
         ids=["step", "period", "value"],
     )
     def test_signatures_for_another_vote_do_not_count(self, mode, change):
         net = committees()[mode]
         listed, _ = self.members(net)
-        bundle = net.bundle(listed[: net.params.quorum], Step.CERT)
+        bundle = net.bundle(listed[: net.params.quorum], VoteStep.CERT)
         assert self.verdict(net, replace(bundle, **change)) is MessageFault.WRONG_SIGNATURE
 
     def test_a_stranger_another_round_and_another_network_are_refused(self, mode):
         net = committees()[mode]
         n = net.params.workers
         listed, _ = self.members(net)
-        bundle = net.bundle([*listed[: net.params.quorum - 1], n], Step.CERT)
+        bundle = net.bundle([*listed[: net.params.quorum - 1], n], VoteStep.CERT)
         assert self.verdict(net, bundle) is MessageFault.UNKNOWN_WORKER
-        bundle = net.bundle(listed[: net.params.quorum], Step.CERT)
+        bundle = net.bundle(listed[: net.params.quorum], VoteStep.CERT)
         assert self.verdict(net, replace(bundle, round=2)) is MessageFault.STALE
         assert (
             self.verdict(net, replace(bundle, chain=other(net.chain))) is MessageFault.WRONG_CHAIN
@@ -322,8 +324,8 @@ class TestBundles:
     def test_votes_seen_before_are_not_checked_again(self, mode):
         net = committees()[mode]
         listed, _ = self.members(net)
-        bundle = net.bundle(listed[: net.params.quorum], Step.CERT)
-        votes = {vote.worker: vote for vote in (net.vote(w, Step.CERT) for w in listed)}
+        bundle = net.bundle(listed[: net.params.quorum], VoteStep.CERT)
+        votes = {vote.worker: vote for vote in (net.vote(w, VoteStep.CERT) for w in listed)}
         asked = []
 
         def seen(worker, signed, signature):
@@ -345,7 +347,7 @@ class TestBundles:
 def test_a_bundle_that_names_a_worker_twice_is_no_message():
     # It never gets as far as the count: `decode` refuses it (test_wire).
     net = Network(7)
-    bundle = net.bundle([1, 2, 3, 4, 5], Step.CERT)
+    bundle = net.bundle([1, 2, 3, 4, 5], VoteStep.CERT)
     twice = replace(bundle, marks=tuple(sorted([*bundle.marks[:4], bundle.marks[0]], key=str)))
     with pytest.raises(InvalidMessage, match="each worker once"):
         decode(twice.encode())
@@ -360,7 +362,7 @@ def pairs(net, worker=3):
         Kind.UPDATE: (update, net.update(worker, [0.0] * 6)),
         Kind.BALLOT: (net.ballot(worker, [update]), net.ballot(worker, [net.update(1)])),
         Kind.LEAD: (net.lead(worker), net.lead(worker, b"c" * 32)),
-        Kind.VOTE: (net.vote(worker, Step.SOFT), net.vote(worker, Step.SOFT, b"c" * 32)),
+        Kind.VOTE: (net.vote(worker, VoteStep.SOFT), net.vote(worker, VoteStep.SOFT, b"c" * 32)),
     }
 
 
@@ -409,8 +411,11 @@ class TestEvidence:
 
 def test_votes_in_two_periods_or_steps_are_no_offence():
     net = Network()
-    vote = net.vote(3, Step.SOFT)
-    for another in (net.vote(3, Step.SOFT, b"c" * 32, 1), net.vote(3, Step.CERT, b"c" * 32)):
+    vote = net.vote(3, VoteStep.SOFT)
+    for another in (
+        net.vote(3, VoteStep.SOFT, b"c" * 32, 1),
+        net.vote(3, VoteStep.CERT, b"c" * 32),
+    ):
         evidence = Evidence.of(vote.envelope, another.envelope)
         assert net.draws.convict(evidence) is MessageFault.NO_EVIDENCE
         assert slot(vote) != slot(another)

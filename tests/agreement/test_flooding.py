@@ -35,8 +35,8 @@ from holdout.agreement.messages import (
     Finished,
     GetBlocks,
     Kind,
-    Step,
     VoteSignature,
+    VoteStep,
     lead_part,
     vote_part,
 )
@@ -48,7 +48,7 @@ from holdout.agreement.votes import PERIODS_KEPT
 from holdout.agreement.wire import decode_envelope
 
 LIARS = (5, 6)
-ALL_STEPS = (Step.SOFT, Step.CERT, Step.LATE, Step.REDO)
+ALL_STEPS = (VoteStep.SOFT, VoteStep.CERT, VoteStep.LATE, VoteStep.REDO)
 
 
 def learnt(n=7, liars=LIARS):
@@ -113,7 +113,7 @@ def test_a_round_of_many_periods_fills_nothing():
     player = world.players[0]
     sizes, checks = [], []
     for period in range(1, 2 * PERIODS_KEPT + 20):
-        world.hand(5, bundle(world, period - 1, Step.DOWN, BOTTOM), [0])
+        world.hand(5, bundle(world, period - 1, VoteStep.DOWN, BOTTOM), [0])
         assert player.period == period
         lead_and_vote(world, period)
         world.fire(0, ev.TimerKind.FILTER)
@@ -133,7 +133,7 @@ def test_the_store_of_a_very_long_round_can_still_be_read(monkeypatch):
     monkeypatch.setattr(safety, "OWN_MAX", 4 * OWN_PERIODS_KEPT)
     world = learnt(4, liars=())
     for period in range(1, 3 * OWN_PERIODS_KEPT):
-        world.hand(3, bundle(world, period - 1, Step.DOWN, BOTTOM), [0])
+        world.hand(3, bundle(world, period - 1, VoteStep.DOWN, BOTTOM), [0])
         world.fire(0, ev.TimerKind.DEADLINE)
         world.log.clear()
         world.flying.clear()
@@ -148,30 +148,30 @@ def test_the_store_of_a_very_long_round_can_still_be_read(monkeypatch):
 def test_a_block_that_was_forgotten_still_decides_if_it_is_certified_after_all():
     world = learnt()
     player = world.players[0]
-    world.hand(5, bundle(world, 0, Step.DOWN, BOTTOM), [0])
+    world.hand(5, bundle(world, 0, VoteStep.DOWN, BOTTOM), [0])
     value = block_of(world, 5, 1, skipped=0)
     world.hand(5, world.forge_lead(5, 1, value), [0])
     assert player._round.validation.header(value) is not None
     for period in range(1, 5):
-        world.hand(5, bundle(world, period, Step.DOWN, BOTTOM), [0])
+        world.hand(5, bundle(world, period, VoteStep.DOWN, BOTTOM), [0])
     assert player._round.validation.header(value) is None
-    world.hand(5, bundle(world, 1, Step.CERT, value), [0])
+    world.hand(5, bundle(world, 1, VoteStep.CERT, value), [0])
     assert world.commits[1][0] == value
 
 
 def test_what_a_quorum_rests_on_is_kept_however_long_it_is_carried_on():
     world = learnt()
     player = world.players[0]
-    world.hand(5, bundle(world, 0, Step.DOWN, BOTTOM), [0])
+    world.hand(5, bundle(world, 0, VoteStep.DOWN, BOTTOM), [0])
     value = block_of(world, 5, 1, skipped=0)
     world.hand(5, world.forge_lead(5, 1, value), [0])
-    world.hand(5, bundle(world, 1, Step.SOFT, value), [0])
-    world.hand(5, bundle(world, 1, Step.LATE, value), [0])
+    world.hand(5, bundle(world, 1, VoteStep.SOFT, value), [0])
+    world.hand(5, bundle(world, 1, VoteStep.LATE, value), [0])
     world.history[0].clear()
     for period in range(2, 8):
         assert player._round.periods.carried() == value
         assert player._round.validation.header(value) is not None
-        world.hand(5, bundle(world, period, Step.REDO, value), [0])
+        world.hand(5, bundle(world, period, VoteStep.REDO, value), [0])
     asked = [action for _, _, actions in world.history[0] for action in actions]
     assert not any(isinstance(action, ev.Want) for action in asked)
 
@@ -179,7 +179,7 @@ def test_what_a_quorum_rests_on_is_kept_however_long_it_is_carried_on():
 def test_repeated_leads_of_anything_are_not_fetched():
     """Only the value that a quorum carried on can be led again: nobody asks for others."""
     world = learnt()
-    world.hand(5, bundle(world, 0, Step.DOWN, BOTTOM), [0])
+    world.hand(5, bundle(world, 0, VoteStep.DOWN, BOTTOM), [0])
     for liar in LIARS:
         value = bytes([liar]) * 32
         proof = decode_envelope(world.forge_lead(liar, 1, value)).proof
@@ -227,7 +227,7 @@ def finished_of(world, number, *, chain=None, workers=range(5)):
     block = read_block(world.blobs[next(iter(world.lead_values.values()))])
     header = replace(block.header, round=number, chain=chain)
     marks = tuple(VoteSignature(worker, bytes(64), b"") for worker in workers)
-    certificate = Bundle(chain, number, 0, Step.CERT, header.digest, marks)
+    certificate = Bundle(chain, number, 0, VoteStep.CERT, header.digest, marks)
     return Finished(header.encode(), certificate).encode()
 
 
@@ -265,7 +265,7 @@ def decided():
 
 def stuck_vote(world, *, forged):
     """A recovery vote of that round in worker 1's name, brought by worker 3."""
-    part = vote_part(world.genesis.chain, 1, 0, Step.DOWN, 1, BOTTOM)
+    part = vote_part(world.genesis.chain, 1, 0, VoteStep.DOWN, 1, BOTTOM)
     signature = bytes(64) if forged else world.keys.signer(1).sign(part)
     return ev.Received(3, Envelope(Kind.VOTE, part, signature).encode())
 
@@ -318,7 +318,7 @@ def test_a_worker_s_first_votes_survive_the_end_of_old_ones():
     """Learning messages belong to the round, not to a period."""
     world = learnt(4, liars=())
     for period in range(1, OWN_PERIODS_KEPT + 10):
-        world.hand(3, bundle(world, period - 1, Step.DOWN, BOTTOM), [0])
+        world.hand(3, bundle(world, period - 1, VoteStep.DOWN, BOTTOM), [0])
     world.fire(0, ev.TimerKind.DEADLINE)
     stored = read_safety(world.disks[0][0], world.genesis.chain)
     assert {Kind.UPDATE, Kind.BALLOT} <= {kind for kind, _, _ in stored.mine}

@@ -21,8 +21,8 @@ from holdout.agreement.messages import (
     GetBlocks,
     GetUpdates,
     Kind,
-    Step,
     VoteSignature,
+    VoteStep,
     ballot_part,
     head_part,
     lead_part,
@@ -98,7 +98,7 @@ class Liar:
         number, period = self.place()
         header = replace(header, round=number, leader=self.number(32), original_period=period)
         certificate = Bundle(
-            self.chain, number, self.number(32), Step.CERT, header.digest, self.marks()
+            self.chain, number, self.number(32), VoteStep.CERT, header.digest, self.marks()
         )
         return Finished(header.encode(), certificate)
 

@@ -12,7 +12,7 @@ from holdout.agreement.messages import (
     WORKERS_MAX,
     Entry,
     Evidence,
-    Step,
+    VoteStep,
     ballot_part,
     base_step,
     head_part,
@@ -25,15 +25,15 @@ from holdout.agreement.messages import (
 @pytest.mark.parametrize(
     ("step", "kind"),
     [
-        (1, Step.SOFT),
-        (2, Step.CERT),
-        (3, Step.LATE),
-        (4, Step.REDO),
-        (5, Step.DOWN),
-        (6, Step.LATE),
-        (7, Step.REDO),
-        (8, Step.DOWN),
-        (255, Step.LATE),
+        (1, VoteStep.SOFT),
+        (2, VoteStep.CERT),
+        (3, VoteStep.LATE),
+        (4, VoteStep.REDO),
+        (5, VoteStep.DOWN),
+        (6, VoteStep.LATE),
+        (7, VoteStep.REDO),
+        (8, VoteStep.DOWN),
+        (255, VoteStep.LATE),
     ],
 )
 def test_later_attempts_repeat_the_three_recovery_steps(step, kind):
@@ -70,7 +70,7 @@ def test_nothing_that_is_signed_can_be_taken_for_something_else():
         update_part(chain, 1, 2, value, value, 3),
         ballot_part(chain, 1, 2, value, (Entry(3, value),)),
         lead_part(chain, 1, 0, 2, 0, value),
-        vote_part(chain, 1, 0, Step.SOFT, 2, value),
+        vote_part(chain, 1, 0, VoteStep.SOFT, 2, value),
         head_part(chain, value, 2, 1),
     ]
     # The tag stands in front, with its length: no signed part is the beginning of another.

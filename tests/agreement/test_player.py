@@ -17,9 +17,9 @@ from holdout.agreement.messages import (
     GetBlocks,
     GetUpdates,
     Lead,
-    Step,
     Update,
     Vote,
+    VoteStep,
 )
 from holdout.agreement.safety import NEVER, initial, read_safety
 from holdout.agreement.wire import decode
@@ -137,8 +137,8 @@ def test_whatever_the_schedule_nobody_contradicts_itself(choices, seed):
 
 def _lie(world: World, number: int, victim: int) -> None:
     values = [value for value in world.names if value != BOTTOM]
-    step = (Step.SOFT, Step.CERT, Step.LATE, Step.REDO, Step.DOWN)[number % 5]
-    value = BOTTOM if step is Step.DOWN else values[number % len(values)]
+    step = (VoteStep.SOFT, VoteStep.CERT, VoteStep.LATE, VoteStep.REDO, VoteStep.DOWN)[number % 5]
+    value = BOTTOM if step is VoteStep.DOWN else values[number % len(values)]
     if world.players[victim].round == 1:
         data = world.forge_vote(3, world.players[victim].period, step, value)
         world.hand(3, data, [victim])
@@ -178,7 +178,7 @@ def test_flooding_does_not_fill_the_memory():
         if kind == 0:
             data = world.forge_vote(liar, random.below(1_000), 3 * random.below(60) + 3, value)
         elif kind == 1:
-            data = world.forge_vote(liar, 0, Step.SOFT, value)
+            data = world.forge_vote(liar, 0, VoteStep.SOFT, value)
         elif kind == 2:
             data = world.forge_update(liar, float(count))
         else:
@@ -258,8 +258,8 @@ def test_a_certificate_whose_block_is_missing_is_repeated_for_those_who_may_have
     world.learn()
     value = b"v" * 32
     for worker in (1, 2, 3):
-        world.forge_vote(worker, 0, Step.CERT, value)
-    world.hand(1, world.forge_bundle(0, Step.CERT, value), [0])
+        world.forge_vote(worker, 0, VoteStep.CERT, value)
+    world.hand(1, world.forge_bundle(0, VoteStep.CERT, value), [0])
     assert world.players[0].round == 1
     world.flying.clear()
     world.fire(0, ev.TimerKind.DEADLINE)
@@ -274,7 +274,7 @@ def test_too_many_equivocators_stop_the_vote_rather_than_fork_it():
     values = [value for value in world.names if value != BOTTOM]
     for liar in (2, 3):
         for value in values[:2]:
-            world.hand(liar, world.forge_vote(liar, 0, Step.SOFT, value), [0])
+            world.hand(liar, world.forge_vote(liar, 0, VoteStep.SOFT, value), [0])
     assert world.players[0].halted
     world.log.clear()
     world.fire(0, ev.TimerKind.FILTER)

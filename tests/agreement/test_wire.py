@@ -18,9 +18,9 @@ from holdout.agreement.messages import (
     Evidence,
     Kind,
     Lead,
-    Step,
     Vote,
     VoteSignature,
+    VoteStep,
 )
 from holdout.errors import InvalidMessage
 
@@ -96,7 +96,7 @@ def test_a_signed_part_is_of_the_kind_that_the_message_says(kind):
         Kind.UPDATE: update,
         Kind.BALLOT: net.ballot(1, [update]),
         Kind.LEAD: net.lead(1),
-        Kind.VOTE: net.vote(1, Step.SOFT),
+        Kind.VOTE: net.vote(1, VoteStep.SOFT),
     }
     for other, message in signed.items():
         data = replace(message.envelope, kind=kind).encode()
@@ -120,7 +120,7 @@ def test_a_ballot_is_sorted_names_each_proposer_once_and_is_not_empty():
 
 def test_a_bundle_is_sorted_and_names_each_worker_once():
     one, two = VoteSignature(1, bytes(64), b""), VoteSignature(2, bytes(64), b"")
-    bundle = messages.Bundle(BLOCK, 1, 0, Step.CERT, BLOCK, (one, two))
+    bundle = messages.Bundle(BLOCK, 1, 0, VoteStep.CERT, BLOCK, (one, two))
     wire.decode(bundle.encode())
     for marks in [(two, one), (one, one)]:
         refuses(replace(bundle, marks=marks).encode(), "ascending")
@@ -131,9 +131,9 @@ def vote_of(step, value):
     return Envelope(Kind.VOTE, part, bytes(64)).encode()
 
 
-@pytest.mark.parametrize("step", [*Step, 6, 7, 8, 254, 255])
+@pytest.mark.parametrize("step", [*VoteStep, 6, 7, 8, 254, 255])
 def test_votes_to_go_down_name_no_block_and_all_others_name_one(step):
-    down = messages.base_step(step) is Step.DOWN
+    down = messages.base_step(step) is VoteStep.DOWN
     good, bad = (BOTTOM, BLOCK) if down else (BLOCK, BOTTOM)
     assert isinstance(wire.decode(vote_of(step, good)).claim, Vote)
     refuses(vote_of(step, bad), "name no block")
@@ -201,14 +201,14 @@ def test_a_ballot_with_too_many_names_is_refused_before_they_are_read():
 
 
 def test_a_certificate_inside_a_finished_round_must_end_where_it_ends():
-    bundle = messages.Bundle(BLOCK, 1, 0, Step.CERT, BLOCK, ())
+    bundle = messages.Bundle(BLOCK, 1, 0, VoteStep.CERT, BLOCK, ())
     good = u8(Kind.FINISHED) + blob(b"header") + blob(bundle.encode_bare())
     assert wire.decode(good).claim == messages.Finished(b"header", bundle)
     refuses(u8(Kind.FINISHED) + blob(b"header") + blob(bundle.encode_bare() + b"\0"), "goes on")
 
 
 def test_a_signed_part_must_end_where_it_ends():
-    part = messages.vote_part(BLOCK, 1, 0, Step.SOFT, 2, BLOCK) + b"\0"
+    part = messages.vote_part(BLOCK, 1, 0, VoteStep.SOFT, 2, BLOCK) + b"\0"
     refuses(Envelope(Kind.VOTE, part, bytes(64)).encode(), "goes on")
 
 
@@ -220,10 +220,10 @@ def test_the_bytes_of_each_kind_do_not_change_by_accident():
         update,
         net.ballot(2, [update]),
         net.lead(3),
-        net.vote(4, Step.CERT),
-        net.bundle([1, 2], Step.DOWN, BOTTOM),
+        net.vote(4, VoteStep.CERT),
+        net.bundle([1, 2], VoteStep.DOWN, BOTTOM),
         Evidence.of(update.envelope, net.update(1, [0.0] * 6).envelope),
-        messages.Finished(b"header", net.bundle([1], Step.CERT)),
+        messages.Finished(b"header", net.bundle([1], VoteStep.CERT)),
         messages.GetBlocks(net.chain, 1, 2),
         messages.GetUpdates(net.chain, 1, (update.update_id,)),
         messages.Behind(net.chain, 1, 2),

@@ -23,10 +23,10 @@ from holdout.agreement.messages import (
     Finished,
     Kind,
     Lead,
-    Step,
     Update,
     Vote,
     VoteSignature,
+    VoteStep,
     ballot_part,
     base_step,
     lead_part,
@@ -346,4 +346,4 @@ class World:
 
 
 def step_of(name: str) -> int:
-    return int(Step[name])
+    return int(VoteStep[name])

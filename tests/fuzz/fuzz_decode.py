@@ -48,7 +48,7 @@ def examples() -> list[bytes]:
 
     from holdout.agreement import messages, wire
     from holdout.agreement.codec import BOTTOM
-    from holdout.agreement.messages import Evidence, Step
+    from holdout.agreement.messages import Evidence, VoteStep
 
     net = Network(4)
     updates = [net.update(worker) for worker in range(3)]
@@ -59,10 +59,10 @@ def examples() -> list[bytes]:
         updates[0],
         ballots[0],
         net.lead(1),
-        net.vote(1, Step.CERT),
-        net.bundle([0, 1, 2], Step.DOWN, BOTTOM),
+        net.vote(1, VoteStep.CERT),
+        net.bundle([0, 1, 2], VoteStep.DOWN, BOTTOM),
         evidence,
-        messages.Finished(block.header.encode(), net.bundle([0, 1, 2], Step.CERT)),
+        messages.Finished(block.header.encode(), net.bundle([0, 1, 2], VoteStep.CERT)),
         messages.GetBlocks(net.chain, 1, 2),
         messages.GetUpdates(net.chain, 1, (updates[0].update_id,)),
         messages.Behind(net.chain, 1, 2),

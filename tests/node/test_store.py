@@ -17,8 +17,8 @@ from holdout.agreement.messages import (
     Evidence,
     Finished,
     Kind,
-    Step,
     VoteSignature,
+    VoteStep,
     vote_part,
 )
 from holdout.errors import StoreError, UserError
@@ -63,7 +63,7 @@ def finished(network, number, model):
         number, zero, model, 0.0,
     )  # fmt: skip
     marks = tuple(VoteSignature(worker, bytes(64), b"") for worker in range(3))
-    bundle = Bundle(chain, number, 0, Step.CERT, header.digest, marks)
+    bundle = Bundle(chain, number, 0, VoteStep.CERT, header.digest, marks)
     return Finished(header.encode(), bundle)
 
 

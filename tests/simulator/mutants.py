@@ -14,7 +14,7 @@ from holdout.agreement import aggregate, blocks, counting, headers
 from holdout.agreement.codec import BOTTOM
 from holdout.agreement.context import PlayerContext
 from holdout.agreement.events import MessageFault
-from holdout.agreement.messages import Kind, Step, VoteSignature
+from holdout.agreement.messages import Kind, VoteSignature, VoteStep
 from holdout.agreement.params import Timing
 from holdout.agreement.periods import Periods
 from holdout.agreement.safety import Phase, Safety
@@ -38,7 +38,7 @@ def mutated(name):
 def _cert_in_any_phase(self):
     value = self.committable()
     if value is not None:
-        self._vote(Step.CERT, value)
+        self._vote(VoteStep.CERT, value)
 
 
 _tracker_init = Tracker.__init__
@@ -86,11 +86,11 @@ def _recover_unguarded(self):
     shift = 3 * self._attempt()
     value, bound = self.committable(), self.bound_to()
     if value is not None:
-        self._vote(Step.LATE + shift, value)
+        self._vote(VoteStep.LATE + shift, value)
     elif bound is not None:
-        self._vote(Step.REDO + shift, bound)
+        self._vote(VoteStep.REDO + shift, bound)
     else:
-        self._vote(Step.DOWN + shift, BOTTOM)
+        self._vote(VoteStep.DOWN + shift, BOTTOM)
     self.resync(said)
 
 
@@ -99,7 +99,7 @@ def _remember_reasons_only(self):
 
 
 def _remember_soft_only(self):
-    soft = self.tracker.quorums(self.period, (Step.SOFT,))
+    soft = self.tracker.quorums(self.period, (VoteStep.SOFT,))
     self.context.safety.bundles = tuple(map(self.bundle, soft))
 
 
@@ -119,20 +119,20 @@ def _back_nothing(self, step, value):
 def _down_first(self):
     said = tuple(self.context.safety.mine)
     if self.bound_to() is not None:
-        self._vote(Step.REDO, self.bound_to())
+        self._vote(VoteStep.REDO, self.bound_to())
     else:
-        self._vote(Step.DOWN, BOTTOM)
+        self._vote(VoteStep.DOWN, BOTTOM)
     if self.committable() is not None:
-        self._vote(Step.LATE, self.committable())
+        self._vote(VoteStep.LATE, self.committable())
     self.resync(said)
 
 
 def _down_instead_of_redo(self):
     said = tuple(self.context.safety.mine)
     if self.committable() is not None:
-        self._vote(Step.LATE, self.committable())
+        self._vote(VoteStep.LATE, self.committable())
     else:
-        self._vote(Step.DOWN, BOTTOM)
+        self._vote(VoteStep.DOWN, BOTTOM)
     self.resync(said)
 
 
@@ -142,7 +142,7 @@ def _filter_unbound(self):
     for lead in self.leads.best(self.period):
         fresh = lead.original_period == self.period
         if self.acceptable(lead) if fresh else lead.value == self.carried():
-            self._vote(Step.SOFT, lead.value)
+            self._vote(VoteStep.SOFT, lead.value)
             return
 
 
@@ -192,13 +192,13 @@ _combine = aggregate.combine
 
 def _no_late_after_down(self):
     said = tuple(self.context.safety.mine)
-    down = (Kind.VOTE, self.period, Step.DOWN) in self.context.safety.mine
+    down = (Kind.VOTE, self.period, VoteStep.DOWN) in self.context.safety.mine
     if self.committable() is not None and not down:
-        self._vote(Step.LATE, self.committable())
+        self._vote(VoteStep.LATE, self.committable())
     elif self.bound_to() is not None:
-        self._vote(Step.REDO, self.bound_to())
+        self._vote(VoteStep.REDO, self.bound_to())
     else:
-        self._vote(Step.DOWN, BOTTOM)
+        self._vote(VoteStep.DOWN, BOTTOM)
     self.resync(said)
 
 
@@ -235,11 +235,11 @@ def _acceptable_unseen(self, lead):
 def _filter_any_repetition(self):
     self.context.safety.phase = Phase.DEADLINE
     if self.bound_to() is not None:
-        self._vote(Step.SOFT, self.bound_to())
+        self._vote(VoteStep.SOFT, self.bound_to())
         return
     for lead in self.leads.best(self.period):
         if lead.original_period < self.period or self.acceptable(lead):
-            self._vote(Step.SOFT, lead.value)
+            self._vote(VoteStep.SOFT, lead.value)
             return
 
 

@@ -15,9 +15,9 @@ from holdout.agreement.messages import (
     Finished,
     Kind,
     Lead,
-    Step,
     Vote,
     VoteSignature,
+    VoteStep,
 )
 from holdout.errors import InvalidMessage
 from holdout.simulator.adversaries import Silent
@@ -196,7 +196,7 @@ def certificates(target):
 
     def rule(_, receiver, message):
         over = isinstance(message, Finished) or (
-            isinstance(message, Bundle) and message.step == Step.CERT
+            isinstance(message, Bundle) and message.step == VoteStep.CERT
         )
         return over and receiver in target
 

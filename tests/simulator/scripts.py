@@ -20,11 +20,11 @@ from tests.simulator.scripted import (
 from holdout.agreement.blocks import read_block
 from holdout.agreement.codec import BOTTOM
 from holdout.agreement.events import BlobKind
-from holdout.agreement.messages import BallotMessage, Step
+from holdout.agreement.messages import BallotMessage, VoteStep
 from holdout.agreement.sortition import genesis_seeds, next_seed
 from holdout.simulator.network import Cut, mask
 
-SOFT, CERT, LATE, REDO, DOWN = Step
+SOFT, CERT, LATE, REDO, DOWN = VoteStep
 RECOVERY = (LATE, REDO, DOWN)
 
 

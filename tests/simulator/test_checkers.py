@@ -18,7 +18,7 @@ from holdout.agreement.draws import Draws
 from holdout.agreement.events import Commit, Send, Urgency
 from holdout.agreement.headers import read_header
 from holdout.agreement.keys import SimulatedKeys
-from holdout.agreement.messages import Envelope, Kind, Step
+from holdout.agreement.messages import Envelope, Kind, VoteStep
 from holdout.agreement.params import Mode, RoleDraw, TallyRule
 from holdout.agreement.sortition import Role, genesis_seeds
 from holdout.agreement.wire import decode
@@ -33,7 +33,7 @@ from holdout.simulator.faults import SECOND, FaultKind, RunType
 from holdout.simulator.network import Cut, mask
 from holdout.simulator.trial import TIMING, Trial, run_trial
 
-SOFT, CERT, LATE, REDO, DOWN = Step
+SOFT, CERT, LATE, REDO, DOWN = VoteStep
 V, W = Digest(b"v" * 32), Digest(b"w" * 32)
 
 

@@ -9,7 +9,7 @@ from tests.simulator.mutants import mutated
 from holdout.agreement.events import BlobKind, Persist, Want
 from holdout.agreement.headers import read_header
 from holdout.agreement.keys import SimulatedKeys
-from holdout.agreement.messages import Finished, Lead, Step, Vote
+from holdout.agreement.messages import Finished, Lead, Vote, VoteStep
 from holdout.agreement.params import Mode
 from holdout.agreement.sortition import Role
 from holdout.ids import Digest
@@ -501,7 +501,7 @@ def test_in_mode_shuffle_a_new_committee_checks_the_block_that_the_old_one_carri
     def tap(_source, _target, data):
         claim = cluster.decode(data).claim
         first = isinstance(claim, Vote) and (claim.round, claim.period) == (1, 0)
-        return FOREVER if first and claim.step == Step.CERT else 0
+        return FOREVER if first and claim.step == VoteStep.CERT else 0
 
     cluster.network.tap = tap
     assert play(cluster, 1)

@@ -270,7 +270,7 @@ class ChainSync:
             self._reject(peer, ev.MessageFault.MALFORMED)
             return
         matches = (certificate.value, certificate.round) == (header.digest, header.round)
-        if not matches or certificate.step != msg.Step.CERT:
+        if not matches or certificate.step != msg.VoteStep.CERT:
             self._reject(peer, ev.MessageFault.MALFORMED)
         elif certificate.chain != self._context.chain:
             self._reject(peer, ev.MessageFault.WRONG_CHAIN)
@@ -338,7 +338,7 @@ class ChainSync:
         """A message of an earlier round: if its sender is stuck there, send the certificate."""
         self._reject(peer, ev.MessageFault.STALE)
         late = claim.round == self.round - 1
-        stuck = isinstance(claim, msg.Vote) and (claim.step > msg.Step.CERT or claim.period > 0)
+        stuck = isinstance(claim, msg.Vote) and (claim.step > msg.VoteStep.CERT or claim.period > 0)
         if not (late or stuck) or not self._is_signed(claim.worker, claim.envelope):
             return
         if late:

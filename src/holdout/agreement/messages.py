@@ -16,7 +16,7 @@ WORKERS_MAX = 10_000
 """The size of the largest roster; it bounds every list that a peer may send."""
 
 
-class Step(IntEnum):
+class VoteStep(IntEnum):
     """What a vote in a period says. Each further attempt at recovery adds 3 to LATE, REDO, DOWN."""
 
     SOFT = 1
@@ -31,9 +31,9 @@ class Step(IntEnum):
     """Begin the next period with a fresh block."""
 
 
-def base_step(step: int) -> Step:
+def base_step(step: int) -> VoteStep:
     """The step of the first attempt that this step repeats."""
-    return Step(step) if step <= Step.DOWN else Step(3 + (step - 3) % 3)
+    return VoteStep(step) if step <= VoteStep.DOWN else VoteStep(3 + (step - 3) % 3)
 
 
 class Kind(IntEnum):

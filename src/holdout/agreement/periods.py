@@ -14,7 +14,7 @@ from holdout.agreement.codec import BOTTOM, digest, u32
 from holdout.agreement.context import Blobs, PlayerContext
 from holdout.agreement.draws import Draws
 from holdout.agreement.learning_half import LearningMessages
-from holdout.agreement.messages import Bundle, Kind, Lead, Step, lead_part, vote_part
+from holdout.agreement.messages import Bundle, Kind, Lead, VoteStep, lead_part, vote_part
 from holdout.agreement.params import ATTEMPTS_MAX, Mode
 from holdout.agreement.safety import OwnSlot, Phase
 from holdout.agreement.sortition import Role, next_seed, seed_alpha
@@ -71,7 +71,7 @@ class Periods:
             self.tracker.newly_reached(bundle.period, bundle.step, bundle.value)
         self.prepare()
         if any(
-            kind is Kind.VOTE and step > Step.CERT and period == self.period
+            kind is Kind.VOTE and step > VoteStep.CERT and period == self.period
             for kind, period, step in self.context.safety.mine
         ):
             self.context.safety.phase = Phase.RECOVERY
@@ -139,7 +139,7 @@ class Periods:
 
     def _reasons(self) -> list[Reached]:
         """The quorums that ended the period before: for at most one block, and for bottom."""
-        return self.tracker.quorums(self.period - 1, (Step.LATE, Step.REDO, Step.DOWN))
+        return self.tracker.quorums(self.period - 1, (VoteStep.LATE, VoteStep.REDO, VoteStep.DOWN))
 
     def carried(self) -> Digest | None:
         """The value that was carried over from the period before, if any."""
@@ -234,12 +234,12 @@ class Periods:
         self.context.safety.phase = Phase.DEADLINE
         bound = self.bound_to()
         if bound is not None:
-            self._vote(Step.SOFT, bound)
+            self._vote(VoteStep.SOFT, bound)
             return
         for lead in self.leads.best(self.period):
             fresh = lead.original_period == self.period
             if self.acceptable(lead) if fresh else lead.value == self.carried():
-                self._vote(Step.SOFT, lead.value)
+                self._vote(VoteStep.SOFT, lead.value)
                 return
 
     def acceptable(self, lead: Lead) -> bool:
@@ -268,7 +268,7 @@ class Periods:
 
     def staged(self) -> Digest | None:
         """The value with a soft quorum in this period."""
-        reached = self.tracker.quorums(self.period, (Step.SOFT,))
+        reached = self.tracker.quorums(self.period, (VoteStep.SOFT,))
         return reached[0].value if reached else None
 
     def committable(self) -> Digest | None:
@@ -282,7 +282,7 @@ class Periods:
         """Give the cert vote if possible; never after a recovery vote in the same period."""
         value = self.committable()
         if value is not None and self.phase is not Phase.RECOVERY:
-            self._vote(Step.CERT, value)
+            self._vote(VoteStep.CERT, value)
 
     # -- recovery -------------------------------------------------------------------------------
 
@@ -315,13 +315,13 @@ class Periods:
         shift = 3 * self._attempt()
         value, bound = self.committable(), self.bound_to()
         if value is not None:
-            self._vote(Step.LATE + shift, value)
-        elif (Kind.VOTE, self.period, Step.CERT) in self.context.safety.mine:
+            self._vote(VoteStep.LATE + shift, value)
+        elif (Kind.VOTE, self.period, VoteStep.CERT) in self.context.safety.mine:
             pass  # The block is no longer here, but nothing may contradict the CERT vote.
         elif bound is not None:
-            self._vote(Step.REDO + shift, bound)
+            self._vote(VoteStep.REDO + shift, bound)
         else:
-            self._vote(Step.DOWN + shift, BOTTOM)
+            self._vote(VoteStep.DOWN + shift, BOTTOM)
         self.resync(said)
 
     def _attempt(self) -> int:
@@ -342,9 +342,9 @@ class Periods:
         """Have a block fetched from these workers, then from those who voted for it."""
         if self.validation.header(value) is not None:
             return
-        voters = self.tracker.voters(self.period, Step.SOFT, value)
+        voters = self.tracker.voters(self.period, VoteStep.SOFT, value)
         if not voters:  # Carried on from the period before.
-            voters = self.tracker.voters(self.period - 1, Step.LATE, value)
+            voters = self.tracker.voters(self.period - 1, VoteStep.LATE, value)
         self.context.emit(ev.Want(ev.BlobKind.BLOCK, value, (*hints, *voters)))
 
     def want_led(self, lead: Lead, *hints: int) -> None:
@@ -379,7 +379,7 @@ class Periods:
 
     def _back(self, step: int, value: Digest) -> Blobs:
         """The block and model that a CERT or LATE vote vouches for; they must outlive a crash."""
-        if step == Step.SOFT or value == BOTTOM or self.committable() != value:
+        if step == VoteStep.SOFT or value == BOTTOM or self.committable() != value:
             return ()
         header = self.validation.header(value)
         assert header is not None  # noqa: S101  # It is committable.
@@ -388,14 +388,14 @@ class Periods:
 
     def _remember(self) -> None:
         """Put the quorums by which the period was entered, and its soft one, into the state."""
-        reasons = [*self._reasons(), *self.tracker.quorums(self.period, (Step.SOFT,))]
+        reasons = [*self._reasons(), *self.tracker.quorums(self.period, (VoteStep.SOFT,))]
         self.context.safety.bundles = tuple(map(self.bundle, reasons))
 
     # -- quorums --------------------------------------------------------------------------------
 
     def on_quorum(self, reached: Reached) -> None:
         """A quorum was reached in a step other than CERT."""
-        ends = reached.step > Step.CERT
+        ends = reached.step > VoteStep.CERT
         if not ends:
             if reached.period > self.period:
                 self.enter(reached.period, with_lead=False)
@@ -422,7 +422,7 @@ class Periods:
 
         A certificate among them is for a block that is not here yet; others may have it.
         """
-        soft = self.tracker.quorums(self.period, (Step.SOFT,))
+        soft = self.tracker.quorums(self.period, (VoteStep.SOFT,))
         known = [*self._reasons(), *soft, *self.tracker.certified()]
         return [self.bundle(reached) for reached in known]
 

@@ -178,7 +178,7 @@ class Round:
             case msg.Vote():
                 if claim.step > self._step_max():
                     return ev.MessageFault.MALFORMED
-                kept = PERIODS_KEPT if claim.step == msg.Step.CERT else 1
+                kept = PERIODS_KEPT if claim.step == msg.VoteStep.CERT else 1
                 if claim.period < period - kept:
                     return ev.MessageFault.STALE
         return ev.MessageFault.TOO_EARLY if claim.period > period + 1 else None
@@ -293,12 +293,12 @@ class Round:
     def _step_max(self) -> int:
         """The last step of a period; only mode `self` makes several attempts at recovery."""
         attempts = ATTEMPTS_MAX if self.context.params.mode is Mode.SELF else 1
-        return int(msg.Step.DOWN) + 3 * (attempts - 1)
+        return int(msg.VoteStep.DOWN) + 3 * (attempts - 1)
 
     def _screen_bundle(self, bundle: msg.Bundle) -> ev.MessageFault | None:
         if bundle.step > self._step_max():
             return ev.MessageFault.MALFORMED
-        if bundle.step != msg.Step.CERT and bundle.period < self.periods.period - 1:
+        if bundle.step != msg.VoteStep.CERT and bundle.period < self.periods.period - 1:
             return ev.MessageFault.STALE
         if self.periods.tracker.has_reached(bundle.period, bundle.step, bundle.value):
             return ev.MessageFault.DUPLICATE
@@ -308,7 +308,7 @@ class Round:
         reached = self.periods.tracker.newly_reached(period, step, value)
         if reached is None:
             return
-        if step != msg.Step.CERT:
+        if step != msg.VoteStep.CERT:
             self.periods.on_quorum(reached)
             return
         certificate = self.periods.bundle(reached)

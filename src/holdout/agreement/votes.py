@@ -9,7 +9,15 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from holdout.agreement.events import MessageFault
-from holdout.agreement.messages import Bundle, Evidence, Lead, Step, Vote, VoteSignature, base_step
+from holdout.agreement.messages import (
+    Bundle,
+    Evidence,
+    Lead,
+    Vote,
+    VoteSignature,
+    VoteStep,
+    base_step,
+)
 from holdout.ids import Digest
 
 VERSIONS_MAX = 2  # Of one worker's vote in one slot: two are evidence, more are noise.
@@ -72,7 +80,7 @@ class Tracker:
         chosen = tuple(marks[worker] for worker in sorted(marks)[: self._quorum])
         return Bundle(chain, round_number, reached.period, reached.step, reached.value, chosen)
 
-    def quorums(self, period: int, steps: Iterable[Step]) -> list[Reached]:
+    def quorums(self, period: int, steps: Iterable[VoteStep]) -> list[Reached]:
         """The quorums of these steps in a period, whatever the attempt, as they were reached."""
         wanted = tuple(steps)
         return [
@@ -87,7 +95,7 @@ class Tracker:
 
     def certified(self) -> list[Reached]:
         """The quorums that decide the round; never for two values."""
-        return [Reached(p, s, value) for p, s, value in self._reached if s == Step.CERT]
+        return [Reached(p, s, value) for p, s, value in self._reached if s == VoteStep.CERT]
 
     def values(self) -> set[Digest]:
         """All values with a quorum in some step, as far as they are remembered."""
@@ -108,10 +116,10 @@ class Tracker:
 
     def forget_before(self, period: int) -> None:
         """Drop the votes of periods before this one, except those that may still decide."""
-        decided = {(p, step) for p, step, _ in self._reached if step == Step.CERT}
+        decided = {(p, step) for p, step, _ in self._reached if step == VoteStep.CERT}
 
         def over(key: tuple[int, int]) -> bool:
-            oldest = period - PERIODS_KEPT if key[1] == Step.CERT else period
+            oldest = period - PERIODS_KEPT if key[1] == VoteStep.CERT else period
             return key[0] < oldest and key not in decided
 
         for kept in (self._direct, self._marks):

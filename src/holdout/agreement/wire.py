@@ -154,9 +154,9 @@ def _read_entries(reader: Reader) -> tuple[msg.Entry, ...]:
 
 
 def _check_step(step: int, value: Digest) -> None:
-    if step < msg.Step.SOFT:
+    if step < msg.VoteStep.SOFT:
         raise InvalidMessage(f"there is no step {step}")
-    if (value == BOTTOM) != (msg.base_step(step) is msg.Step.DOWN):
+    if (value == BOTTOM) != (msg.base_step(step) is msg.VoteStep.DOWN):
         raise InvalidMessage("a DOWN vote must name no block, and any other vote must name one")
 
 

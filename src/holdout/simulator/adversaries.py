@@ -174,7 +174,7 @@ class WrongCredentials(Liar):
 
     def _vote_part(self, message: Any, worker: int) -> bytes:
         value = Digest(b"\x07" * 32)
-        return msg.vote_part(self.genesis.chain, message.round, 0, msg.Step.SOFT, worker, value)
+        return msg.vote_part(self.genesis.chain, message.round, 0, msg.VoteStep.SOFT, worker, value)
 
     def _lead_part(self, message: Any) -> bytes:
         # A lead in a period for which it may not be drawn, with a block that does not exist.
@@ -201,11 +201,11 @@ class Replayer(Liar):
             return ()
         old = self._heard[self.words.below(len(self._heard))]
         number = self.node.player.round
-        far = self.vote(number + 1000, 0, msg.Step.CERT, Digest(b"\x01" * 32))
-        away = self.vote(number, 1 << 20, msg.Step.DOWN, BOTTOM)
+        far = self.vote(number + 1000, 0, msg.VoteStep.CERT, Digest(b"\x01" * 32))
+        away = self.vote(number, 1 << 20, msg.VoteStep.DOWN, BOTTOM)
         foreign = self.sign(
             msg.Kind.VOTE,
-            msg.vote_part(Digest(b"\x05" * 32), number, 0, msg.Step.DOWN, self.index, BOTTOM),
+            msg.vote_part(Digest(b"\x05" * 32), number, 0, msg.VoteStep.DOWN, self.index, BOTTOM),
         )
         said = (old, far, away, foreign)[self.words.below(4)]
         return (ev.Broadcast(said, ev.Urgency.VOTE),)
@@ -231,10 +231,10 @@ class Flooder(Liar):
             for worker in range(self.genesis.params.workers)
         )
         useless: tuple[Callable[[], bytes], ...] = (
-            lambda: self.vote(number, period, msg.Step.SOFT, value),
+            lambda: self.vote(number, period, msg.VoteStep.SOFT, value),
             lambda: self.vote(number, 0, 3 + self.words.below(250), value),
-            lambda: self.vote(number + 1, self.words.below(2), msg.Step.SOFT, value),
-            lambda: msg.Bundle(chain, number, 0, msg.Step.CERT, value, marks).encode(),
+            lambda: self.vote(number + 1, self.words.below(2), msg.VoteStep.SOFT, value),
+            lambda: msg.Bundle(chain, number, 0, msg.VoteStep.CERT, value, marks).encode(),
             lambda: value * 40,
             lambda: msg.GetBlocks(chain, 1, number + period).encode(),
             lambda: msg.GetUpdates(chain, number, (value,) * 50).encode(),

@@ -57,11 +57,11 @@ class DoubleVoter(Liar):
             return ()
         steps = [message.step]
         if message.value != BOTTOM and self.lucky(2):
-            steps = [msg.Step.SOFT, msg.Step.CERT, msg.Step.LATE, msg.Step.REDO]
+            steps = [msg.VoteStep.SOFT, msg.VoteStep.CERT, msg.VoteStep.LATE, msg.VoteStep.REDO]
         victims = self.others()[: 1 + self.words.below(2)]
         made = [self.vote(message.round, message.period, step, message.value) for step in steps]
         if self.lucky(4):
-            made.append(self.vote(message.round, message.period, msg.Step.DOWN, BOTTOM))
+            made.append(self.vote(message.round, message.period, msg.VoteStep.DOWN, BOTTOM))
         return [ev.Send(victim, data, ev.Urgency.VOTE) for victim in victims for data in made]
 
     def _known(self, message: msg.Vote | msg.Lead) -> list[Digest]:

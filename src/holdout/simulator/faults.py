@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum, StrEnum
 
-from holdout.agreement.messages import Kind, Step
+from holdout.agreement.messages import Kind, VoteStep
 from holdout.agreement.params import MILLISECOND
 from holdout.errors import UserError
 from holdout.seeds import Stream, stream
@@ -259,7 +259,7 @@ class _Drawing:
             words = self._words("holds")
             everybody = (1 << self.n) - 1
             for _ in range(1 + words.below(4)):
-                step = list(Step)[words.below(len(Step))]
+                step = list(VoteStep)[words.below(len(VoteStep))]
                 victims = words.sample(range(self.n), 1 + words.below(max(1, self.n // 3)))
                 start, end = self._span(words)
                 found.append(
@@ -330,7 +330,7 @@ class _Drawing:
         return tuple(chosen)
 
 
-def labels_of(step: Step) -> frozenset[Label]:
+def labels_of(step: VoteStep) -> frozenset[Label]:
     """The labels of the votes and bundles of one step."""
     return frozenset({(int(Kind.VOTE), int(step)), (int(Kind.BUNDLE), int(step))})
 

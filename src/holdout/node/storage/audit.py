@@ -19,7 +19,7 @@ from holdout.agreement.ed25519 import Ed25519Verifier
 from holdout.agreement.events import BlobKind, MessageFault
 from holdout.agreement.headers import Header, Ledger, Tip, link_fault, read_header
 from holdout.agreement.keys import Verifier
-from holdout.agreement.messages import Finished, Step
+from holdout.agreement.messages import Finished, VoteStep
 from holdout.agreement.params import Genesis
 from holdout.agreement.wire import Unverified
 from holdout.errors import AuditError, InvalidMessage, UserError
@@ -106,7 +106,7 @@ def _checked(item: Finished, ledger: Ledger, genesis: Genesis, verifier: Verifie
     if (certificate.round, certificate.value, certificate.step) != (
         number,
         header.digest,
-        Step.CERT,
+        VoteStep.CERT,
     ):
         raise AuditError(f"round {number}: the certificate is for another block")
     draws = Draws(genesis, verifier, round_number=number, seed=ledger.tip().seed_in)
