@@ -138,6 +138,11 @@ def shrink(update: Tensor, length: float, radius: float | None) -> Tensor:
     return (update.double() * (radius / length)).float()
 
 
+def bound_update(update: Tensor, radius: float | None) -> Tensor:
+    """One update scaled down to a radius that is agreed on already; None or 0: there is none."""
+    return shrink(update, norm(update), radius or None)
+
+
 def conclude_vote(
     admitted: AdmittedProposals,
     sent: Iterable[tuple[WorkerId, object]],

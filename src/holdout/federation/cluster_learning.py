@@ -30,7 +30,7 @@ from holdout.federation.electorate import MarksOf, electorate_of, score_voters
 from holdout.federation.round_setup import RoundSetup
 from holdout.federation.vote_rehearsal import DeployedVote
 from holdout.ids import Digest, ProposalId, WorkerId
-from holdout.rounds import admit_proposals, norm, shrink
+from holdout.rounds import admit_proposals, bound_update
 from holdout.simulator.toy_learners import Learner
 from holdout.voting import Terms
 from holdout.workers import is_plain
@@ -201,7 +201,7 @@ class RoundLearning:
         if payload not in self._read:
             valid = aggregate.payload_fault(data, self._params) is None
             update = from_payload(data) if valid else None
-            self._read[payload] = update if update is None else _bounded(update, radius)
+            self._read[payload] = update if update is None else bound_update(update, radius)
         return self._read[payload]
 
     def _marks_of(self, ids: tuple[ProposalId, ...], payloads: Sequence[Digest]) -> MarksOf:
@@ -259,10 +259,6 @@ def to_payload(vector: Tensor) -> bytes:
 def from_payload(data: bytes) -> Tensor:
     """The numbers of a payload."""
     return device.from_numpy(np.frombuffer(data, np.dtype("<f4")).astype(np.float32))
-
-
-def _bounded(update: Tensor, radius: float) -> Tensor:
-    return shrink(update, norm(update), radius or None)
 
 
 def _is_too_large(data: bytes, params: Params) -> bool:

@@ -30,7 +30,7 @@ from holdout.learning.models import MODELS, build
 from holdout.node.membership.genesis import GENESIS, Network
 from holdout.node.membership.settings import NodeSettings, read_settings
 from holdout.node.runtime.learner_client import pack_frame, read_frame
-from holdout.rounds import norm, shrink
+from holdout.rounds import bound_update
 from holdout.voting import Ballot, Terms
 from holdout.workers import Worker
 
@@ -170,9 +170,8 @@ def _state_for(asked: Callable[..., object], kept: Kept) -> dict[str, Any]:
 def _judge(
     worker: Worker, weights: Tensor, updates: Tensor, header: dict[str, Any], kept: Kept
 ) -> tuple[dict[str, Any], bytes]:
-    radius = header["radius"] or None
     proposals = {
-        ProposalId(place): shrink(update, norm(update), radius)
+        ProposalId(place): bound_update(update, header["radius"])
         for place, update in enumerate(updates)
     }
     terms = Terms(Fraction(*header["f"]))
