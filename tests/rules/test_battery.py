@@ -35,6 +35,7 @@ CASES = {
     "multi-krum": KRUM,
     "bulyan": Case(least=lambda f: 4 * f + 3, bound="n >= 4f + 3"),
     "geometric-median": MAJORITY,
+    "caf": MAJORITY,
 }
 ROBUST = [name for name, case in CASES.items() if case.robust]
 BAD = {
@@ -138,7 +139,9 @@ def test_equal_updates_are_returned(name, f):
     assert torch.allclose(RULES[name](row.repeat(15, 1), f=f), row[0], rtol=1e-6)
 
 
-@pytest.mark.parametrize("name", ["trimmed-mean", "mean-around-median", "multi-krum", "bulyan"])
+@pytest.mark.parametrize(
+    "name", ["trimmed-mean", "mean-around-median", "multi-krum", "bulyan", "caf"]
+)
 def test_without_liars_it_is_the_mean(name):
     updates = random_updates()
     assert torch.allclose(RULES[name](updates, f=0), mean(updates, f=0), atol=1e-6)

@@ -6,6 +6,7 @@ same dtype. It modifies nothing, draws nothing at random, and breaks every tie b
     mean, median, trimmed_mean, mean_around_median   per coordinate        (coordinatewise)
     krum, krum_unsquared, multi_krum, bulyan         pairwise distances    (distance)
     geometric_median                                 sum of the distances  (geometric)
+    caf                                              how updates vary      (covariance)
     nnm, clipping                                    updates to updates    (preaggregation)
 
 `RULES` and `PRE_AGGREGATIONS` are the only lists of them. `find_rule("nnm+krum")` and
@@ -13,14 +14,15 @@ same dtype. It modifies nothing, draws nothing at random, and breaks every tie b
 
 What liars send: while at most f rows hold NaN, ±Inf or huge finite values, every rule but `mean`
 returns a finite vector near the others. The order statistics read NaN as +Inf; to the distances a
-row that is not finite is infinitely far from every other; the geometric median leaves it out.
-With more than f such rows nothing is promised and the result may not be finite. `mean` passes every
-NaN and Inf on.
+row that is not finite is infinitely far from every other; the geometric median and CAF leave it
+out. With more than f such rows nothing is promised and the result may not be finite. `mean` passes
+every NaN and Inf on.
 
 n and f that do not fit are an `InfeasibleError`; what no caller should send is a `MisuseError`.
 """
 
 from holdout.rules.coordinatewise import mean, mean_around_median, median, trimmed_mean
+from holdout.rules.covariance import caf
 from holdout.rules.distance import bulyan, krum, krum_unsquared, multi_krum
 from holdout.rules.geometric import geometric_median
 from holdout.rules.preaggregation import clipping, nnm
@@ -44,6 +46,7 @@ __all__ = [
     "Rule",
     "RuleContext",
     "bulyan",
+    "caf",
     "clipping",
     "compose",
     "find_rule",

@@ -62,7 +62,7 @@ def geometric_median(updates: Tensor, *, f: int) -> Tensor:
         return rows[held].clone()
     with keep_blas_to_one_thread():
         weights = _weights(gram)
-    return _combined(rows, centre, weights)
+    return combined(rows, centre, weights)
 
 
 def _update_of_least_sum(distances: Matrix) -> int | None:
@@ -103,16 +103,20 @@ def _weights(gram: Matrix) -> Matrix:
     return weights
 
 
-def _combined(updates: Tensor, centre: Tensor, weights: Matrix) -> Tensor:
-    """Return `centre + Σ weights[i] (updates[i] - centre)`, summed in float64."""
+def combined(updates: Tensor, centre: Tensor, weights: Matrix) -> Tensor:
+    """Return `centre + Σ weights[i] (updates[i] - centre)`, summed in float64.
+
+    Rows of weight 0 are not looked at: they may hold anything.
+    """
     values, origin = device.to_numpy(updates), device.to_numpy(centre)
     result = np.empty_like(origin)
-    own = 1 - weights.sum()
+    rows = np.flatnonzero(weights)
+    shares, own = weights[rows], 1 - weights.sum()
 
     def work(starts: range) -> None:
         for start in starts:
             block = slice(start, start + _BLOCK)
-            result[block] = weights @ values[:, block].astype(np.float64) + own * origin[block]
+            result[block] = shares @ values[rows, block].astype(np.float64) + own * origin[block]
 
     map_runs(work, len(origin), _BLOCK)
     return device.from_numpy(result, like=updates)

@@ -246,8 +246,14 @@ def _part_of(context: RuleContext | None, prefix: str) -> Iterator[RuleContext |
 
 def put_in_front(pre: PreAggregation, rule: Rule) -> Rule:
     """The rule behind one more pre-aggregation; an attacker rehearses it by running it."""
-    behind = replace(rule, label=f"{pre.label} + {rule.label}", pre=(pre, *rule.pre))
-    return replace(behind, rehearse=partial(_rehearse_by_running, behind))
+    return rehearsed_by_running(
+        replace(rule, label=f"{pre.label} + {rule.label}", pre=(pre, *rule.pre))
+    )
+
+
+def rehearsed_by_running(rule: Rule) -> Rule:
+    """The rule, with a rehearsal that runs it on lies of many strengths."""
+    return replace(rule, rehearse=partial(_rehearse_by_running, rule))
 
 
 def _rehearse_by_running(rule: Rule, line: LieLine) -> Callable[[float], bool]:

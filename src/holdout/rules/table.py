@@ -9,6 +9,7 @@ import numpy as np
 from holdout.errors import UserError
 from holdout.rules import rehearsal
 from holdout.rules.coordinatewise import mean, mean_around_median, median, trimmed_mean
+from holdout.rules.covariance import caf
 from holdout.rules.distance import (
     BULYAN_NEEDS,
     KRUM_NEEDS,
@@ -35,6 +36,7 @@ from holdout.rules.rule import (
     RuleFunction,
     custom_rule,
     put_in_front,
+    rehearsed_by_running,
 )
 
 T = TypeVar("T")
@@ -103,6 +105,15 @@ RULES: Mapping[str, Rule] = MappingProxyType(
             choose=NAMES_NOBODY,
             rehearse=LEAVES_NOBODY_OUT,
             needs=HONEST_MAJORITY,
+        ),
+        "caf": rehearsed_by_running(
+            Rule(
+                caf,
+                label="CAF",
+                choose=NAMES_NOBODY,
+                rehearse=LEAVES_NOBODY_OUT,
+                needs=HONEST_MAJORITY,
+            )
         ),
     }
 )
