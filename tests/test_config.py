@@ -64,6 +64,10 @@ direction = 1
 knowledge = "omniscient"
 voters = "coalition"
 equivocate = false
+onset = 1
+ramp = 0
+every = 1
+dormant = 0
 """
 
 

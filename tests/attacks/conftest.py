@@ -21,11 +21,16 @@ class Scripted:
     limit: float = 2.0
     leaves_nobody_out: bool = False
     asked: list[float] = field(default_factory=list)
+    honest: torch.Tensor | None = None
 
     def selects(self, base, direction, strengths: Sequence[float]):  # noqa: ARG002
         for strength in strengths:
             self.asked.append(strength)
             yield strength < self.limit
+
+    def outcome(self, lies):
+        """The mean, of all that is sent."""
+        return torch.stack([*self.honest, *lies]).mean(dim=0)
 
 
 @pytest.fixture
@@ -43,17 +48,23 @@ def make_view():
         weights = vector.flatten(network)
         generator = torch.Generator().manual_seed(seed)
         own = torch.randn(count, len(weights), generator=generator)
+        honest = 0.1 * torch.randn(known, len(weights), generator=generator)
+        held = torch.randn(40, *shape, generator=generator), torch.arange(40) % 4
         values = {
             "round_number": round_number,
             "weights": weights,
             "learning_rate": 0.1,
             "model": network,
             "count": count,
-            "known": 0.1 * torch.randn(known, len(weights), generator=generator),
+            "proposers": count + known,
+            "known": honest,
             "own_updates": lambda: own,
-            "deployed": Scripted(2.0),
+            "held": lambda: held,
+            "start": torch.zeros_like(weights),
+            "deployed": Scripted(2.0, honest=honest),
             "baseline": {"krum": Scripted(1.0), "krum-unsquared": Scripted(1.5)}.__getitem__,
             "source": stream(seed, "attack", round_number),
+            "run_source": stream(seed, "attack"),
         }
         return View(**{**values, **changed})
 

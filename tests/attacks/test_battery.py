@@ -38,6 +38,13 @@ CASES = {
     "mimic": Case(),
     "zero": Case(),
     "nan": Case(honest_shape=False, each_its_own=True),
+    "greedy": Case(each_its_own=True),
+    "opt-alie": Case(gamma=True),
+    "opt-ipm": Case(gamma=True),
+    "min-max": Case(gamma=True),
+    "min-sum": Case(gamma=True),
+    "shift-back": Case(each_its_own=True),
+    "poisoned": Case(),
 }
 every_attack = pytest.mark.parametrize("name", ATTACKS)
 both_models = pytest.mark.parametrize("model", ["mlp", "lenet5"])

@@ -37,11 +37,15 @@ def view_of(honest, rule, *, copies, f):
         learning_rate=0.1,
         model=nn.Identity(),
         count=copies,
+        proposers=copies + len(honest),
         known=honest,
         own_updates=lambda: honest[:copies],
+        held=lambda: (honest, torch.zeros(len(honest)).long()),
+        start=torch.zeros(honest.shape[1]),
         deployed=deployed,
         baseline=lambda name: DeployedRule(RULES[name], honest, copies, f),
-        source=stream(0, "attack"),
+        source=stream(0, "attack", 1),
+        run_source=stream(0, "attack"),
     )
 
 

@@ -7,7 +7,7 @@ callable that takes a `View` (or a `BallotView`); in a config it is named "packa
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
-from holdout.attacks import ballots, updates
+from holdout.attacks import ballots, camouflaged, persistent, searched, updates
 from holdout.attacks.ballots import BallotAttack, BallotView
 from holdout.attacks.search import DeployedRule
 from holdout.attacks.view import Attack, Deployed, Lie, View
@@ -25,6 +25,13 @@ ATTACKS: Mapping[str, Callable[..., Attack]] = MappingProxyType(
         "mimic": updates.Mimic,
         "zero": updates.Zero,
         "nan": updates.NotANumber,
+        "greedy": searched.Greedy,
+        "opt-alie": searched.OptAlie,
+        "opt-ipm": searched.OptIpm,
+        "min-max": camouflaged.MinMax,
+        "min-sum": camouflaged.MinSum,
+        "shift-back": persistent.ShiftBack,
+        "poisoned": persistent.Poisoned,
     }
 )
 """What Byzantine proposers send, by its name in a config: called with parameters, gives an attack.

@@ -3,9 +3,13 @@
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from holdout.attacks.view import Deployed
+from holdout.custom_code import describe, guard
+from holdout.errors import InfeasibleError, PluginError
+from holdout.rules import mean
 from holdout.rules.rule import LEAVES_NOBODY_OUT, LieLine, Rule, RuleContext
 
 STEP = 0.1
@@ -23,6 +27,8 @@ class DeployedRule:
         >>> deployed = DeployedRule(RULES["median"], honest, copies=1, f=1)
         >>> list(deployed.selects(torch.tensor([1.5]), torch.tensor([1.0]), [0.0, 0.5, 9.0]))
         [True, True, False]
+        >>> deployed.outcome([torch.tensor([9.0])])
+        tensor([2.])
     """
 
     rule: Rule
@@ -35,6 +41,10 @@ class DeployedRule:
     """How many lies the rule is told to expect."""
     context: Callable[[], RuleContext] | None = None
     """Makes the context of a rule that takes one, as far as the attacker can foresee it."""
+    places: Sequence[int] = ()
+    """Where the lies stand among all updates; without it they stand behind the honest ones."""
+    tolerated: Callable[[int], int] | None = None
+    """How many lies the rule expects among n updates, if some are rejected; without it always f."""
 
     @property
     def leaves_nobody_out(self) -> bool:
@@ -56,6 +66,45 @@ class DeployedRule:
             yield from [False] * len(tried)
             return
         yield from map(self.rule.rehearse(line), tried)
+
+    def outcome(self, lies: Sequence[Tensor | None]) -> Tensor | None:
+        """The rule over the honest updates and these lies; None where there would be no step."""
+        places = self.places or range(len(self.honest), len(self.honest) + len(lies))
+        rows: list[Tensor | None] = list(self.honest)
+        for place, lie in zip(places, lies, strict=True):
+            rows.insert(place, _admitted(lie, self.honest.shape[1]))
+        valid = [row for row in rows if row is not None]
+        if not valid:
+            return None
+        f = self.f if len(valid) == len(rows) or not self.tolerated else self.tolerated(len(valid))
+        label = f"rule {self.rule.label!r}"
+        try:
+            result: Tensor = guard(label, lambda: self._apply(torch.stack(valid), f))
+        except InfeasibleError:
+            return None
+        plain = isinstance(result, Tensor) and result.is_floating_point()
+        if not plain or result.shape != self.honest.shape[1:]:
+            raise PluginError(
+                f"{label} must return floats of shape {tuple(self.honest.shape[1:])}; "
+                f"got {describe(result)}"
+            )
+        return result.detach().float().clone()
+
+    def _apply(self, updates: Tensor, f: int) -> Tensor:
+        context = self.context() if self.context else None
+        prepared = self.rule.prepare(updates, f=f, context=context)
+        if self.rule.choose is None:
+            return self.rule.finish(prepared, f=f, context=context)
+        chosen = list(self.rule.choose(prepared, f))
+        return mean(prepared if len(chosen) == len(prepared) else prepared[chosen], f=0)
+
+
+def _admitted(lie: Tensor | None, dimension: int) -> Tensor | None:
+    """The lie as the server reads it; None if it would reject it."""
+    if lie is None or lie.shape != (dimension,) or not lie.is_floating_point():
+        return None
+    numbers = lie.detach().float()
+    return numbers if numbers.isfinite().all() else None
 
 
 def strengths(maximum: float) -> list[float]:

@@ -45,6 +45,12 @@ class Deployed(Protocol):
     ) -> Iterable[bool]:
         """For each strength s: whether base + s * direction, sent by all, is selected."""
 
+    def outcome(self, lies: Sequence[Tensor | None]) -> Tensor | None:
+        """The update that would be made if its proposers, in id order, sent these; None: no step.
+
+        What the server would reject is rejected here too.
+        """
+
 
 @dataclass(frozen=True, eq=False)
 class View:
@@ -58,11 +64,15 @@ class View:
         >>> rule = holdout.attacks.DeployedRule(holdout.rules.RULES["mean"], known, copies=1, f=1)
         >>> view = View(
         ...     round_number=1, weights=torch.zeros(2), learning_rate=0.1, model=nn.Linear(1, 1),
-        ...     count=1, known=known, own_updates=lambda: known[:1],
-        ...     deployed=rule, baseline=lambda name: rule, source=holdout.stream(0),
+        ...     count=1, proposers=3, known=known, own_updates=lambda: known[:1],
+        ...     held=lambda: (torch.ones(5, 1), torch.zeros(5).long()), start=torch.zeros(2),
+        ...     deployed=rule, baseline=lambda name: rule,
+        ...     source=holdout.stream(0, 1), run_source=holdout.stream(0),
         ... )
-        >>> view.mean, view.deviation
-        (tensor([2., 2.]), tensor([1., 0.]))
+        >>> view.mean, view.deviation, view.usual_norm
+        (tensor([2., 2.]), tensor([1., 0.]), 2.2360679774997898)
+        >>> view.deployed.outcome([torch.tensor([-1.0, -1.0])])
+        tensor([1., 1.])
         >>> holdout.attacks.ATTACKS["sign-flip"]()(view).updates
         tensor([-2., -2.])
     """
@@ -77,16 +87,24 @@ class View:
     """What the weights are the weights of."""
     count: int
     """How many proposals the coalition sends."""
+    proposers: int
+    """How many proposers were drawn in this round, honest ones and liars."""
     known: Tensor
     """(h, d) honest updates, as far as `attack.knowledge` lets the coalition see them."""
     own_updates: Callable[[], Tensor]
     """(count, d) what its proposers would send if they were honest, from their own data."""
+    held: Callable[[], tuple[Tensor, Tensor]]
+    """Samples that the liars hold and their true labels: up to 600, the same in every round."""
+    start: Tensor
+    """w_0, the weights before the first round."""
     deployed: Deployed
     """The rule under attack."""
     baseline: Callable[[str], Deployed]
     """A baseline rule on the same updates, by name, whatever is deployed."""
     source: Stream
     """Random integers that only this attack draws, decided by the seed and the round."""
+    run_source: Stream
+    """The same, decided by the seed alone: every round of a run finds the same integers."""
 
     @cached_property
     def mean(self) -> Tensor:
@@ -97,6 +115,11 @@ class View:
     def deviation(self) -> Tensor:
         """sigma_t of Algorithm 4: the population's, as in the attack's first publication."""
         return self.known.std(dim=0, correction=0)
+
+    @cached_property
+    def usual_norm(self) -> float:
+        """The (lower) median of the known updates' L2 norms."""
+        return float(torch.linalg.vector_norm(self.known, dim=1, dtype=torch.float64).median())
 
     def update_towards(self, weights: Tensor) -> Tensor:
         """The update whose candidate is exactly the given weights."""

@@ -213,6 +213,14 @@ class AttackSection(Section):
     """How liars vote: a name of `holdout.attacks.BALLOT_ATTACKS`, or "package.module:name"."""
     equivocate: bool = False
     """Without a server: in each round half of the liars sign two versions of what they send."""
+    onset: Count = 1
+    """The first round in which they lie; in rounds without a lie they propose and vote honestly."""
+    ramp: Annotated[int, Field(ge=0)] = 0
+    """For so many rounds what they send is part honest work, part lie, with the lie growing."""
+    every: Count = 1
+    """They lie in each so-manieth round only, counted from the onset."""
+    dormant: Annotated[int, Field(ge=0)] = 0
+    """After so many rounds with a lie they work honestly for good; 0 means never."""
 
     @property
     def parameters(self) -> Mapping[str, object]:

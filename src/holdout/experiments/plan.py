@@ -56,6 +56,7 @@ class ExperimentPlan:
             model=model,
             initial_weights=vector.flatten(model),
             workers=self._workers(curve, seed, model, byzantine),
+            labels=dataset.y_train,
             byzantine=byzantine,
             x_test=dataset.x_test,
             y_test=dataset.y_test,

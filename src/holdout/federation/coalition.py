@@ -7,6 +7,7 @@ from functools import cache, partial
 import torch
 from torch import Tensor
 
+from holdout import device
 from holdout.attacks import Deployed, DeployedRule, Lie, View
 from holdout.custom_code import Kept, describe, guard
 from holdout.errors import MisuseError, PluginError
@@ -14,9 +15,13 @@ from holdout.federation.electorate import VoterScores, electorate_of, score_vote
 from holdout.federation.round_setup import RoundSetup, rule_context
 from holdout.federation.vote_rehearsal import DeployedVote, ServerTally
 from holdout.ids import ProposalId, WorkerId
+from holdout.rounds import admit_proposals
 from holdout.rules import RULES
 from holdout.seeds import stream
 from holdout.voting import Terms, tolerated_count
+
+HELD = 600
+"""How many samples of its own the coalition judges by."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -44,7 +49,25 @@ class Coalition:
     scores: VoterScores
     """What it takes for the voters' opinions: the truth, or those of its members."""
     own_updates: Callable[[], tuple[Tensor, Mapping[WorkerId, Kept]]]
-    """What its proposers would send and keep if they were honest."""
+    """What its proposers would send and keep if they were honest, with the labels they hold."""
+
+    @property
+    def honest_work(self) -> Tensor:
+        """What its proposers would send if nobody had poisoned their labels either."""
+        setup = self.setup
+        held = setup.honest_part([setup.committee.proposers[place] for place in self.copies])
+        true = setup.with_true_labels(held)
+        same = all(a is b for a, b in zip(held, true, strict=True))
+        return self.own_updates()[0] if same else setup.propose(true)[0]
+
+    def held(self) -> tuple[Tensor, Tensor]:
+        """Samples of its members and their true labels: `HELD` at most, drawn once a run."""
+        federation = self.setup.federation
+        members = self.setup.honest_part(sorted(self.setup.byzantine))
+        rows = torch.unique(torch.cat([member.shard.rows for member in members]))
+        seed = stream(federation.seed, "held").generator_seed()
+        drawn = rows[device.randperm(len(rows), generator=device.generator(seed))[:HELD]]
+        return members[0].shard.x[drawn], federation.labels[drawn]
 
     @property
     def standing(self) -> Tensor:
@@ -100,12 +123,15 @@ def lie_to_server(
     coalition = gather(setup, honest, scores)
     method = setup.curve.method
     if not isinstance(method, Terms):
+        ids = sorted([*coalition.guessed, *coalition.copies])
         deployed = DeployedRule(
             method,
             coalition.standing,
             len(coalition.copies),
             coalition.f,
             context=partial(rule_context, setup),
+            places=[ids.index(copy) for copy in coalition.copies],
+            tolerated=partial(tolerated_count, f=setup.federation.config.federation.f),
         )
         return tell_lies(coalition, deployed)
     electorate = electorate_of(setup, method)
@@ -121,8 +147,11 @@ def lie_to_server(
 
 
 def tell_lies(coalition: Coalition, deployed: Deployed) -> Lies:
-    """Run the attack against what is deployed."""
+    """Run the attack against what is deployed, as far as its schedule says."""
     setup, count = coalition.setup, len(coalition.copies)
+    if not setup.lie_share:
+        honest, kept = coalition.own_updates()
+        return Lies(list(honest), None, kept)
     act = setup.curve.act
     if act is None:
         raise MisuseError("there are Byzantine workers but no attack")
@@ -132,11 +161,15 @@ def tell_lies(coalition: Coalition, deployed: Deployed) -> Lies:
         learning_rate=setup.learning_rate,
         model=setup.federation.model,
         count=count,
+        proposers=len(setup.committee.proposers),
         known=coalition.known,
         own_updates=lambda: coalition.own_updates()[0],
+        held=cache(coalition.held),
+        start=setup.federation.initial_weights,
         deployed=deployed,
         baseline=lambda rule: DeployedRule(RULES[rule], coalition.standing, count, coalition.f),
         source=stream(setup.federation.seed, "attack", setup.number),
+        run_source=stream(setup.federation.seed, "attack"),
     )
     name = f"attack {setup.curve.attack!r}"
     made = guard(name, lambda: act(view))
@@ -144,11 +177,23 @@ def tell_lies(coalition: Coalition, deployed: Deployed) -> Lies:
     strength = lie.gamma
     if strength is not None:
         strength = guard(f"the gamma of {name}", partial(float, strength))
+    sent = _each(name, lie, count)
+    if setup.lie_share < 1:
+        sent = _partly(sent, coalition.honest_work, setup.lie_share)
     states: Mapping[WorkerId, Kept] = {}
     if setup.federation.config.training.worker_momentum:
         # Whatever they send, they keep up what honest workers in their places would have kept.
         _, states = coalition.own_updates()
-    return Lies(_each(name, lie, count), strength, states)
+    return Lies(sent, strength, states)
+
+
+def _partly(sent: Sequence[object], honest: Tensor, share: float) -> list[object]:
+    """Honest work on the way to the lie; what no server would admit stays as it is."""
+    admitted = admit_proposals(sent, dimension=honest.shape[1]).valid
+    return [
+        torch.lerp(own, admitted[place], share) if place in admitted else lie
+        for place, own, lie in zip(map(ProposalId, range(len(sent))), honest, sent, strict=True)
+    ]
 
 
 def _each(attack: str, lie: Lie, count: int) -> list[object]:

@@ -173,14 +173,15 @@ def _draw_lots(
         last_honest=state.last_honest,
         worker_states=state.worker_states,
     )
-    return RoundSetup(
+    setup = RoundSetup(
         federation,
         curve,
         agreed,
         Committee(proposers, voters),
         learning_rate=network.params.rate(tip.steps + 1),
-        apart=_equivocating(federation, tip.round),
     )
+    # In a round without a lie nobody signs two versions either.
+    return replace(setup, apart=_equivocating(federation, tip.round)) if setup.lie_share else setup
 
 
 def _equivocating(federation: Federation, number: int) -> frozenset[WorkerId]:

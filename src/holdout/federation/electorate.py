@@ -93,8 +93,11 @@ def score_voters(
     byzantine: dict[WorkerId, HonestWorker] = {}
     for voter in setup.committee.voters:
         worker = setup.federation.workers[voter] if stand_ins is None else stand_ins[voter]
-        if is_plain(worker):
-            (byzantine if voter in setup.byzantine else honest)[voter] = worker
+        if not is_plain(worker):
+            continue
+        if voter in setup.byzantine and not setup.lie_share:
+            (worker,) = setup.with_true_labels([worker])
+        (byzantine if voter in setup.byzantine else honest)[voter] = worker
     terms = setup.curve.terms
     score = partial(
         HoldoutScores,
@@ -176,7 +179,7 @@ def electorate_of(setup: RoundSetup, terms: Terms) -> Electorate:
         terms=terms,
         voters=setup.committee.voters,
         byzantine=setup.byzantine,
-        ballot_attack=setup.curve.ballot_attack,
+        ballot_attack=setup.ballot_attack,
         seed=setup.federation.seed,
         round_number=setup.number,
     )

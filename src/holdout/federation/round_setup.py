@@ -6,13 +6,14 @@ the three together with the draw of one round: a value that both sides work with
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import torch
 from torch import Tensor, nn
 
-from holdout.attacks import Attack, BallotAttack
+from holdout.attacks import BALLOT_ATTACKS, Attack, BallotAttack
+from holdout.attacks.schedule import Schedule
 from holdout.config import Config
 from holdout.custom_code import Kept, guard, private_copy
 from holdout.ids import ProposalId, RoundNumber, WorkerId
@@ -35,6 +36,8 @@ class Federation:
     initial_weights: Tensor
     workers: Sequence[Worker]
     """All, by id. Liars hold what an honest worker in their place would, or poisoned labels."""
+    labels: Tensor
+    """The true labels of the pool of samples that the workers hold rows of."""
     byzantine: frozenset[WorkerId]
     x_test: Tensor
     y_test: Tensor
@@ -104,6 +107,18 @@ class RoundSetup:
         """All workers that lie, drawn or not."""
         return self.federation.byzantine
 
+    @property
+    def lie_share(self) -> float:
+        """How much of the lie is told in this round, by the attack's schedule; 0: nobody lies."""
+        attack = self.federation.config.attack
+        schedule = Schedule(attack.onset, attack.ramp, attack.every, attack.dormant)
+        return schedule.share(self.number)
+
+    @property
+    def ballot_attack(self) -> BallotAttack:
+        """How Byzantine voters vote in this round."""
+        return self.curve.ballot_attack if self.lie_share else BALLOT_ATTACKS["honest"]
+
     @cached_property
     def coalition(self) -> frozenset[ProposalId]:
         """The proposals that liars send together."""
@@ -112,9 +127,15 @@ class RoundSetup:
         return frozenset(ProposalId(place) for place, worker in places if worker in liars)
 
     def honest_part(self, workers: Sequence[WorkerId]) -> list[HonestWorker]:
-        """Byzantine workers as they would work if they were honest."""
+        """Byzantine workers as they would work if they were honest, with the labels they hold."""
         chosen = [self.federation.workers[worker] for worker in workers]
-        return [worker for worker in chosen if is_plain(worker)]
+        plain = [worker for worker in chosen if is_plain(worker)]
+        return plain if self.lie_share else self.with_true_labels(plain)
+
+    def with_true_labels(self, workers: Sequence[HonestWorker]) -> list[HonestWorker]:
+        """The workers as they would be without an attack that poisons their labels."""
+        y = self.federation.labels
+        return [w if w.shard.y is y else replace(w, shard=replace(w.shard, y=y)) for w in workers]
 
     def propose(self, workers: Sequence[HonestWorker]) -> tuple[Tensor, dict[WorkerId, Kept]]:
         """What several workers send in this round, (n, d), and what each keeps of it."""

@@ -22,7 +22,8 @@ from holdout import device
 from holdout.federation.electorate import Electorate, Marks, VoterScores
 from holdout.holdout_scores import HoldoutScores
 from holdout.ids import ProposalId, WorkerId
-from holdout.rounds import norm, shrink
+from holdout.rounds import admit_proposals, norm, shrink
+from holdout.rules import mean
 from holdout.voting import Terms, bound_radius
 
 BATCH = 8  # Strengths of a lie tried together: they share work, and fill vector registers best.
@@ -109,6 +110,30 @@ class DeployedVote:
             poll = _Poll(self, line, liars)
             yield from map(poll.passes, range(len(strengths)))
 
+    def outcome(self, lies: Sequence[Tensor | None]) -> Tensor | None:
+        """The mean of what the vote would select: admit, bound, judge, count, as in a round."""
+        sent: dict[ProposalId, object] = {
+            **self.honest,
+            **dict(zip(self.copies, lies, strict=True)),
+        }
+        dimension = next((u.numel() for u in sent.values() if isinstance(u, Tensor)), 0)
+        read = admit_proposals([sent[p] for p in self.ids], dimension=dimension).valid
+        valid = {self.ids[place]: update for place, update in read.items()}
+        if not valid:
+            return None
+        norms = {p: norm(update) for p, update in valid.items()}
+        radius = self.tally.radius(list(norms.values()))
+        bounded = {p: shrink(update, norms[p], radius) for p, update in valid.items()}
+        ids, stacked = tuple(bounded), torch.stack(list(bounded.values()))
+        ballots = self.electorate.collect_ballots(
+            ids,
+            frozenset(self.copies),
+            self.scores.marks(ids, lambda scores: scores.losses(stacked)),
+            others=self._silent,
+        )
+        selection = sorted(self.tally.selected(ballots, ids))
+        return mean(torch.stack([bounded[p] for p in selection]), f=0) if selection else None
+
     @cached_property
     def ids(self) -> tuple[ProposalId, ...]:
         """All proposals, in id order."""
@@ -180,16 +205,19 @@ class DeployedVote:
             return torch.cat([honest_losses(scores, radius), lie.expand(-1, len(self.copies))], 1)
 
         honest_losses = cache(self.honest_losses)
-        # Custom workers do not reveal their losses: they are assumed to stay silent.
-        silent = {voter: None for voter in self.electorate.voters if voter not in self.scores}
         for place, radius in enumerate(line.radii):
             marks_of = self.scores.marks(
                 [*self.honest, *self.copies], partial(losses, place=place, radius=radius)
             )
             coalition = frozenset(self.copies)
             yield self.passes(
-                self.electorate.collect_ballots(self.ids, coalition, marks_of, others=silent)
+                self.electorate.collect_ballots(self.ids, coalition, marks_of, others=self._silent)
             )
+
+    @property
+    def _silent(self) -> dict[WorkerId, object]:
+        """Custom workers do not reveal their losses: they are assumed to stay silent."""
+        return {voter: None for voter in self.electorate.voters if voter not in self.scores}
 
     @cached_property
     def _stacked(self) -> Tensor:

@@ -99,6 +99,7 @@ class LyingWorker:
                 for guess in range(GUESSES)
             ]
         )
+        shard = self.honest.shard
         made = self.attack(
             View(
                 round_number=round_number,
@@ -106,11 +107,15 @@ class LyingWorker:
                 learning_rate=learning_rate,
                 model=self.honest.model,
                 count=1,
+                proposers=1 + GUESSES,
                 known=known,
                 own_updates=lambda: known[:1],
+                held=lambda: (shard.x[shard.rows], shard.y[shard.rows]),
+                start=vector.flatten(self.honest.model),
                 deployed=DeployedRule(RULES["krum"], known, 1, 1),
                 baseline=lambda rule: DeployedRule(RULES[rule], known, 1, 1),
                 source=stream(self.seed, "attack", round_number),
+                run_source=stream(self.seed, "attack"),
             )
         )
         updates = made.updates if isinstance(made, Lie) else made

@@ -1,0 +1,41 @@
+"""Lies that pull the same way in every round: what a rule that looks at one round cannot see."""
+
+import math
+from dataclasses import dataclass
+
+from holdout import device
+from holdout.attacks.view import Lie, View
+
+
+@dataclass(frozen=True, slots=True)
+class ShiftBack:
+    """Back to the start in rounds that the liars dominate, honest work in all others.
+
+    After arXiv 2311.14127: where only some workers are drawn, one round with a majority of liars
+    can undo all that was learned.
+    """
+
+    def __call__(self, view: View) -> Lie:
+        """What leads to the initial weights, from each; or each proposer's own honest update."""
+        if 2 * view.count <= view.proposers:
+            return Lie(view.own_updates())
+        return Lie(view.update_towards(view.start).expand(view.count, -1))
+
+
+@dataclass(frozen=True, slots=True)
+class Poisoned:
+    """One random direction, the same in all rounds, as long as an honest update.
+
+    After arXiv 2404.15611 (PoisonedFL), where the length is tuned to what came of earlier rounds:
+    lies that agree over rounds add up, while what honest workers do to undo them does not.
+    """
+
+    scale: float = 1.0
+    """The length, in median norms of the known updates."""
+
+    def __call__(self, view: View) -> Lie:
+        """The same vector from every Byzantine proposer."""
+        d = len(view.weights)
+        generator = device.generator(view.run_source.generator_seed())
+        signs = 2.0 * (device.randn(d, generator=generator) >= 0) - 1.0
+        return Lie(self.scale * view.usual_norm / math.sqrt(d) * signs)
