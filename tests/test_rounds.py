@@ -8,6 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from holdout.learning.vector import norm, shrink
 from holdout.rounds import (
     AdmittedProposals,
     Outcome,
@@ -17,8 +18,6 @@ from holdout.rounds import (
     bound_updates,
     conclude_vote,
     count,
-    norm,
-    shrink,
 )
 from holdout.rules import RULES
 from holdout.voting import Quorum, Terms

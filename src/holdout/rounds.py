@@ -3,6 +3,7 @@
     admit_proposals    what proposers sent -> valid updates, counted faults
     bound_updates      scale them down to the radius r_t (rule `holdout` only)
     conclude_vote      what voters sent -> union-consensus -> its mean, v_t
+    conclude_joint     the same for joint ballots: voters sent updates of their own
     apply_rule         the other way: a baseline rule over all valid updates
     record_round       the round as a line of `results.jsonl`
 
@@ -14,6 +15,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
+from functools import partial
 from typing import Any
 
 import torch
@@ -22,8 +24,21 @@ from torch import Tensor
 from holdout import device
 from holdout.errors import InfeasibleError
 from holdout.ids import ProposalId, WorkerId
+from holdout.joint_vote import JointMemory, decide_jointly
+from holdout.learning.vector import norm, shrink
 from holdout.rules import Rule, RuleContext, mean
-from holdout.voting import Ballot, BallotFault, Committee, Selection, Terms, bound_radius
+from holdout.voting import (
+    Approvals,
+    BallotFault,
+    Committee,
+    Gate,
+    JointBallot,
+    Selection,
+    Terms,
+    admit_ballots,
+    bound_radius,
+    cast_approvals,
+)
 
 
 class Outcome(StrEnum):
@@ -74,10 +89,16 @@ class Decision:
     """v_t; None where the round makes no step."""
     selection: Selection | None = None
     """The proposals that the update is the mean of; None where the rule names nobody."""
-    ballots: Mapping[WorkerId, Ballot] = field(default_factory=dict)
+    ballots: Mapping[WorkerId, Approvals] = field(default_factory=dict)
+    """Whom each voter approves. A joint ballot speaks for the at most k proposals with which it
+    agrees most, of those with which it agrees at all."""
     void_ballots: Sequence[tuple[WorkerId, BallotFault]] = ()
     approve_count: int | None = None
     quorum: int | None = None
+    weights: Mapping[ProposalId, float] | None = None
+    """The weight of each selected proposal, where they differ (joint ballots)."""
+    voter_weights: Mapping[WorkerId, float] | None = None
+    """The weight of each voter in the holdout direction (joint ballots)."""
 
     @property
     def ballot_faults(self) -> list[str]:
@@ -126,18 +147,6 @@ def bound_updates(
     return AdmittedProposals(bounded, admitted.faults), radius
 
 
-def norm(update: Tensor) -> float:
-    """The L2 norm, in float64: a finite float32 vector never overflows it."""
-    return float(torch.linalg.vector_norm(update, dtype=torch.float64))
-
-
-def shrink(update: Tensor, length: float, radius: float | None) -> Tensor:
-    """The update scaled down to the radius; unchanged if it is short enough."""
-    if radius is None or length <= radius:
-        return update
-    return (update.double() * (radius / length)).float()
-
-
 def bound_update(update: Tensor, radius: float | None) -> Tensor:
     """One update scaled down to a radius that is agreed on already; None or 0: there is none."""
     return shrink(update, norm(update), radius or None)
@@ -171,6 +180,62 @@ def conclude_vote(
         approve_count=terms.approve_count(len(admitted.valid)),
         quorum=terms.quorum(drawn=len(voters), valid=len(ballots.valid)),
     )
+
+
+def conclude_joint(
+    admitted: AdmittedProposals,
+    sent: Iterable[tuple[WorkerId, object]],
+    *,
+    voters: Sequence[WorkerId],
+    terms: Terms,
+    memory: JointMemory,
+) -> tuple[Decision, JointMemory]:
+    """A_Consensus of joint ballots: one direction of all voters judges the proposals.
+
+    Returns:
+        What is decided, and what the next round's vote must know.
+    """
+    if not admitted.valid:
+        return Decision(Outcome.NO_PROPOSALS), memory
+    ids, updates = tuple(admitted.valid), list(admitted.valid.values())
+    read = partial(_read_message, dimension=len(updates[0]))
+    ballots = admit_ballots(sent, voters=voters, read=read)
+    messages = [ballot.update for ballot in ballots.valid.values()]
+    found = decide_jointly(updates, messages, terms=terms, memory=memory)
+    weights = {p: weight for p, weight in zip(ids, found.weights, strict=True) if weight > 0}
+    count = terms.approve_count(len(ids))
+    decision = Decision(
+        outcome=Outcome.STEP,
+        update=found.update,
+        selection=tuple(weights),
+        ballots={
+            voter: _supported(dict(zip(ids, row, strict=True)), count)
+            for voter, row in zip(ballots.valid, found.support.tolist(), strict=True)
+        },
+        void_ballots=ballots.void,
+        approve_count=count,
+        weights=weights,
+        voter_weights=dict(zip(ballots.valid, found.judges, strict=True)),
+    )
+    return decision, found.memory
+
+
+def _read_message(message: object, *, dimension: int) -> JointBallot | BallotFault:
+    match _read(message, dimension):
+        case ProposalFault.MISSING:
+            return BallotFault.MISSING
+        case ProposalFault.MISSHAPEN:
+            return BallotFault.MALFORMED
+        case ProposalFault.NOT_FINITE:
+            return BallotFault.NOT_FINITE
+        case update:
+            return JointBallot(update)
+
+
+def _supported(cosines: Mapping[ProposalId, float], count: int) -> Approvals:
+    """The proposals that a voter's update speaks for: to first order, they lower its loss."""
+    changes = {p: -cosine for p, cosine in cosines.items()}
+    return cast_approvals(changes, approve_count=count, gate=Gate.ZERO, current_loss=0.0)
 
 
 def apply_rule(
@@ -217,6 +282,8 @@ class RoundRecord:
     approve_count: int | None
     quorum: int | None
     radius: float | None
+    weights: Sequence[float] | None
+    voter_weights: Sequence[float | None] | None
     outcome: str
     rejected_proposals: Mapping[str, int]
     rejected_ballots: Mapping[str, int]
@@ -275,7 +342,10 @@ def record_round(
             if decision.selection is None
             else len(lies.intersection(decision.selection)),
         }
-    ballots = [list(decision.ballots[v].message) if v in decision.ballots else None for v in voters]
+    ballots = [
+        list(decision.ballots[v].approved) if v in decision.ballots else None for v in voters
+    ]
+    shares = decision.voter_weights
     return RoundRecord(
         rule=rule,
         attack=attack,
@@ -293,6 +363,8 @@ def record_round(
         approve_count=decision.approve_count,
         quorum=decision.quorum,
         radius=radius,
+        weights=None if decision.weights is None else list(decision.weights.values()),
+        voter_weights=None if shares is None else [shares.get(voter) for voter in voters],
         outcome=decision.outcome,
         rejected_proposals=count(proposal_faults),
         rejected_ballots=count(ballot_faults),

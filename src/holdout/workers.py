@@ -23,7 +23,7 @@ from holdout.holdout_scores import HoldoutScores
 from holdout.ids import ProposalId, RoundNumber, WorkerId
 from holdout.learning.training import gradients, local_update
 from holdout.seeds import stream
-from holdout.voting import Ballot, Terms
+from holdout.voting import Ballot, JointBallot, Terms
 
 
 class Worker(Protocol):
@@ -62,7 +62,11 @@ class Worker(Protocol):
         learning_rate: float,
         terms: Terms,
     ) -> Ballot:
-        """What it says about the proposals, judged by its own data."""
+        """What it says about the proposals, judged by its own data.
+
+        Where `terms.is_joint`, nobody shows it any: `proposals` is empty, and it answers with a
+        `holdout.voting.JointBallot`, the update that it would itself propose by its holdout data.
+        """
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +135,13 @@ class HonestWorker:
         learning_rate: float,
         terms: Terms,
     ) -> Ballot:
-        """Algorithm 2's getVotes."""
+        """Algorithm 2's getVotes; a joint ballot does not depend on the proposals."""
+        if terms.is_joint:
+            return JointBallot(
+                judge_together(
+                    [self], weights, round_number=round_number, learning_rate=learning_rate
+                )[0]
+            )
         if not proposals:
             return terms.cast({}, current_loss=math.inf)
         scores = HoldoutScores(
@@ -155,6 +165,11 @@ class HonestWorker:
     def holdout_rows(self, round_number: RoundNumber) -> Tensor:
         """The rows of the pool that this worker judges proposals by in this round."""
         return self._draw(self.recipe.holdout_samples, "holdout", round_number)
+
+    def holdout_batches(self, round_number: RoundNumber) -> list[tuple[Tensor, Tensor]]:
+        """The samples that this worker judges by in this round, in as many parts as local steps."""
+        parts = self.holdout_rows(round_number).tensor_split(self.recipe.local_steps)
+        return [self._samples(rows) for rows in parts if len(rows)]
 
     def _draw(self, count: int, *purpose: str | int) -> Tensor:
         rows = self.shard.rows
@@ -182,10 +197,31 @@ def propose_together(
     learning_rate: float,
 ) -> Tensor:
     """The updates of several workers, (n, d)."""
+    drawn = [worker.batches(round_number) for worker in workers]
+    return _updates(workers, weights, drawn, learning_rate)
+
+
+def judge_together(
+    workers: Sequence[HonestWorker],
+    weights: Tensor,
+    *,
+    round_number: RoundNumber,
+    learning_rate: float,
+) -> Tensor:
+    """The joint ballots of several workers, (n, d): what each would propose by its holdout rows."""
+    drawn = [worker.holdout_batches(round_number) for worker in workers]
+    return _updates(workers, weights, drawn, learning_rate)
+
+
+def _updates(
+    workers: Sequence[HonestWorker],
+    weights: Tensor,
+    drawn: Sequence[list[tuple[Tensor, Tensor]]],
+    learning_rate: float,
+) -> Tensor:
     if not workers:
         return weights.new_empty(0, len(weights))
     model = workers[0].model
-    drawn = [worker.batches(round_number) for worker in workers]
     if all(len(batches) == 1 for batches in drawn):
         return gradients(model, weights, [batches[0] for batches in drawn])
     return torch.stack(

@@ -27,8 +27,8 @@ from holdout.experiments.runner import run
 from holdout.federation import decentralized
 from holdout.federation.chain_record import chain_arrays
 from holdout.federation.round_setup import first_state
+from holdout.learning.vector import norm, shrink
 from holdout.results import to_json
-from holdout.rounds import norm, shrink
 from holdout.workers import HonestWorker, propose_together
 
 LADDER = strengths(4.0)

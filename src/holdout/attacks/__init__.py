@@ -1,16 +1,18 @@
 """What Byzantine workers do, given a view of what they may know.
 
 `ATTACKS` lists what proposers send, `BALLOT_ATTACKS` how voters vote. A custom attack is any
-callable that takes a `View` (or a `BallotView`); in a config it is named "package.module:name".
+callable that takes a `View` (for voters, a `BallotView`, or a `MessageView` where ballots are
+joint); in a config it is named "package.module:name".
 """
 
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
-from holdout.attacks import ballots, camouflaged, persistent, searched, updates
+from holdout.attacks import ballots, camouflaged, messages, persistent, searched, updates
 from holdout.attacks.ballots import BallotAttack, BallotView
+from holdout.attacks.messages import MessageAttack, MessageView
 from holdout.attacks.search import DeployedRule
-from holdout.attacks.view import Attack, Deployed, Lie, View
+from holdout.attacks.view import Attack, Deployed, Lie, Tried, View
 
 ATTACKS: Mapping[str, Callable[..., Attack]] = MappingProxyType(
     {
@@ -26,6 +28,7 @@ ATTACKS: Mapping[str, Callable[..., Attack]] = MappingProxyType(
         "zero": updates.Zero,
         "nan": updates.NotANumber,
         "greedy": searched.Greedy,
+        "jointly": searched.Jointly,
         "opt-alie": searched.OptAlie,
         "opt-ipm": searched.OptIpm,
         "min-max": camouflaged.MinMax,
@@ -54,14 +57,31 @@ BALLOT_ATTACKS: Mapping[str, BallotAttack] = MappingProxyType(
 )
 """How Byzantine voters vote, by its name in a config."""
 
+MESSAGE_ATTACKS: Mapping[str, MessageAttack] = MappingProxyType(
+    {
+        "honest": messages.honest,
+        "coalition": messages.coalition,
+        "starve": messages.starve,
+        "short": messages.short,
+        "blank": messages.blank,
+        "random": messages.random,
+        "inverted": messages.inverted,
+    }
+)
+"""The same where ballots are joint, by the same names: what a Byzantine voter sends."""
+
 __all__ = [
     "ATTACKS",
     "BALLOT_ATTACKS",
+    "MESSAGE_ATTACKS",
     "Attack",
     "BallotAttack",
     "BallotView",
     "Deployed",
     "DeployedRule",
     "Lie",
+    "MessageAttack",
+    "MessageView",
+    "Tried",
     "View",
 ]

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from holdout.attacks.view import Deployed
+from holdout.attacks.view import Deployed, Tried
 from holdout.custom_code import describe, guard
 from holdout.errors import InfeasibleError, PluginError
 from holdout.rules import mean
@@ -89,6 +89,10 @@ class DeployedRule:
                 f"got {describe(result)}"
             )
         return result.detach().float().clone()
+
+    def outcomes(self, tried: Sequence[Tried]) -> Iterator[Tensor | None]:
+        """The outcome of each lie in turn; a rule has no voters."""
+        return (self.outcome(one.lies) for one in tried)
 
     def _apply(self, updates: Tensor, f: int) -> Tensor:
         context = self.context() if self.context else None

@@ -1,7 +1,7 @@
 """Lies chosen by what comes of them: each is tried through the rule that is deployed."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -9,10 +9,11 @@ import torch
 from torch import Tensor
 
 from holdout.attacks.updates import Permute
-from holdout.attacks.view import Lie, View
+from holdout.attacks.view import Lie, Tried, View
 from holdout.errors import ModelError
 from holdout.learning.scoring import sample_losses
 from holdout.learning.training import gradients
+from holdout.learning.vector import of_length
 
 By = Literal["distance", "loss"]
 """What counts as harm: how far the step is from the honest mean, or the held samples' loss."""
@@ -67,16 +68,66 @@ class Greedy:
 
     def __call__(self, view: View) -> Lie:
         """A row for each Byzantine proposer."""
-        x, y = view.held()
-        (slope,) = gradients(view.model, view.weights, [(x, y)]).double()
-        tried = list(candidates(view))
-        steps = [_step(view, lie) for _, lie in tried]
-        damage = [_finite_or_worst(float(-(step.double() @ slope))) for step in steps]
-        order = sorted(range(len(tried)), key=lambda place: -damage[place])
-        best = order[: max(1, self.exact)]
-        losses = _losses_after(view, [steps[place] for place in best])
-        worst = max(range(len(best)), key=losses.__getitem__)  # The first of equals.
-        return Lie(tried[best[worst]][1])
+        return _most_harmful(view, [Tried(list(lie)) for _, lie in candidates(view)], self.exact)
+
+
+@dataclass(frozen=True, slots=True)
+class Jointly:
+    """`Greedy`, with what lying voters send chosen together with the lie.
+
+    Each lie is tried with each way to vote. Where ballots name proposals or the rule has no voters
+    this is `Greedy`: the liars then vote as `attack.voters` says.
+    """
+
+    exact: int = 8
+    """How many pairs are tried on the samples."""
+
+    def __call__(self, view: View) -> Lie:
+        """A row for each Byzantine proposer, and one for each Byzantine voter."""
+        tried = [
+            Tried(list(lie), messages)
+            for _, lie in candidates(view)
+            for messages in ways_to_vote(view, lie)
+        ]
+        return _most_harmful(view, tried, self.exact)
+
+
+def ways_to_vote(view: View, lie: Tensor) -> Iterator[Sequence[Tensor | None] | None]:
+    """What `Jointly` lets lying voters send with a lie: a row for each of them."""
+    own, known = view.own_messages(), view.messages()
+    if not len(own):
+        yield None
+        return
+    count, rows = len(own), known if len(known) else own
+    usual = float(torch.linalg.vector_norm(rows, dim=1, dtype=torch.float64).median())
+    speaking = of_length(lie.mean(dim=0), usual)
+    mean, deviation = rows.mean(dim=0), rows.std(dim=0, correction=0)
+    yield list(own)
+    yield [speaking] * count
+    yield [of_length(-mean, usual)] * count
+    yield list(-own)
+    yield [mean - 1.5 * deviation] * count
+    yield list(own + 0.5 * speaking)
+    yield [None] * count
+
+
+def _most_harmful(view: View, tried: Sequence[Tried], exact: int) -> Lie:
+    """The lie after which the loss on held samples is largest.
+
+    Those whose step goes furthest against the gradient of the held samples are tried on them.
+    """
+    x, y = view.held()
+    (slope,) = gradients(view.model, view.weights, [(x, y)]).double()
+    # Of all steps only the best are kept: there may be hundreds.
+    best: list[tuple[float, int, Tensor]] = []
+    for place, update in enumerate(view.deployed.outcomes(tried)):
+        step = torch.zeros_like(view.weights) if update is None else update
+        damage = _finite_or_worst(float(-(step.double() @ slope)))
+        best = sorted([*best, (-damage, place, step)], key=lambda one: one[:2])[: max(1, exact)]
+    losses = _losses_after(view, [step for _, _, step in best])
+    worst = max(range(len(best)), key=losses.__getitem__)  # The first of equals.
+    chosen = tried[best[worst][1]]
+    return Lie(chosen.lies, messages=chosen.messages)
 
 
 def candidates(view: View) -> Iterator[tuple[str, Tensor]]:
@@ -96,20 +147,20 @@ def candidates(view: View) -> Iterator[tuple[str, Tensor]]:
     yield "own reversed", -own
     for factor in (1.0, 2.0, 4.0):
         yield f"own - {factor:g} means", own - factor * mean
-    yield "own - half a step", own - 0.5 * _of_length(mean, usual)
+    yield "own - half a step", own - 0.5 * of_length(mean, usual)
     yield "own + 0.3 deviations", own + 0.3 * deviation
     yield "own - 0.3 deviations", own - 0.3 * deviation
-    yield "back to the start", alike(_of_length(view.weights - view.start, usual))
+    yield "back to the start", alike(of_length(view.weights - view.start, usual))
     yield from _permuted(view)
     x, y = view.held()
     classes = _worst_classes(view, x, y)
     batches = [(x[y == label], y[y == label]) for label in classes]
     for label, slope in zip(classes, gradients(view.model, view.weights, batches), strict=True):
-        ascent = -_of_length(slope, usual)
+        ascent = -of_length(slope, usual)
         yield f"class {label} forgotten", alike(ascent)
         yield f"own + half of class {label} forgotten", own + 0.5 * ascent
     (slope,) = gradients(view.model, view.weights, [(x, y)])
-    yield "all forgotten", alike(-_of_length(slope, usual))
+    yield "all forgotten", alike(-of_length(slope, usual))
 
 
 def _permuted(view: View) -> Iterator[tuple[str, Tensor]]:
@@ -135,7 +186,9 @@ def _strongest(view: View, base: Tensor, direction: Tensor, maximum: float, by: 
         rungs.append(rung)
     ladder = [*rungs, maximum] if maximum > 0 else rungs
     tried = [sign * gamma for gamma in ladder for sign in (1.0, -1.0) if gamma or sign > 0]
-    steps = [_step(view, (base + gamma * direction).expand(view.count, -1)) for gamma in tried]
+    lies = [Tried([base + gamma * direction] * view.count) for gamma in tried]
+    none = torch.zeros_like(view.weights)
+    steps = [none if step is None else step for step in view.deployed.outcomes(lies)]
     if by == "loss":
         harm = _losses_after(view, steps)
     else:
@@ -143,12 +196,6 @@ def _strongest(view: View, base: Tensor, direction: Tensor, maximum: float, by: 
         harm = [_finite_or_worst(float((step.double() - centre).norm())) for step in steps]
     gamma = tried[max(range(len(tried)), key=harm.__getitem__)]  # The weakest of equals.
     return Lie(base + gamma * direction, gamma)
-
-
-def _step(view: View, lies: Tensor) -> Tensor:
-    """The update that would come of these lies; zero where there would be no step."""
-    update = view.deployed.outcome(list(lies))
-    return torch.zeros_like(view.weights) if update is None else update
 
 
 def _losses_after(view: View, steps: list[Tensor]) -> list[float]:
@@ -162,9 +209,3 @@ def _losses_after(view: View, steps: list[Tensor]) -> list[float]:
 def _finite_or_worst(harm: float) -> float:
     """NaN comes of steps that no model survives."""
     return math.inf if math.isnan(harm) else harm
-
-
-def _of_length(vector: Tensor, length: float) -> Tensor:
-    """The vector scaled to this L2 norm; zero stays zero."""
-    norm = float(torch.linalg.vector_norm(vector, dtype=torch.float64))
-    return vector * (length / norm) if norm else vector

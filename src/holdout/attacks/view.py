@@ -51,6 +51,29 @@ class Deployed(Protocol):
         What the server would reject is rejected here too.
         """
 
+    def outcomes(self, tried: Sequence["Tried"]) -> Iterable[Tensor | None]:
+        """The same for many lies, with what lying voters send besides; sharing what can be."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Tried:
+    """A lie that an attacker considers.
+
+    Example:
+        >>> Tried([torch.zeros(2), None]).messages is None
+        True
+    """
+
+    lies: Sequence[Tensor | None]
+    """What each of the coalition's proposers sends, in id order; None is silence."""
+    messages: Sequence[Tensor | None] | None = None
+    """What its voters send, in the order of the draw, where ballots are joint; None: what
+    `attack.voters` says."""
+
+
+def _no_messages() -> Tensor:
+    return device.empty(0, 0)
+
 
 @dataclass(frozen=True, eq=False)
 class View:
@@ -105,6 +128,11 @@ class View:
     """Random integers that only this attack draws, decided by the seed and the round."""
     run_source: Stream
     """The same, decided by the seed alone: every round of a run finds the same integers."""
+    messages: Callable[[], Tensor] = _no_messages
+    """(h, d) honest voters' joint ballots, as far as the coalition sees them; no rows where ballots
+    are not joint."""
+    own_messages: Callable[[], Tensor] = _no_messages
+    """What the coalition's voters would send if they were honest, a row each; likewise."""
 
     @cached_property
     def mean(self) -> Tensor:
@@ -145,6 +173,9 @@ class Lie:
     """One vector for all of them, or one for each; None is silence."""
     gamma: float | None = None
     """The strength that was chosen, where the attack has one."""
+    messages: Tensor | Sequence[Tensor | None] | None = None
+    """What its voters send where ballots are joint, one for all or one for each; None: what
+    `attack.voters` says."""
 
 
 class Attack(Protocol):

@@ -177,15 +177,20 @@ class VoteSection(Section):
 
     samples: Count = 2000
     """How many of its samples a voter judges by, drawn afresh each round; the paper's m_c."""
+    screen: bool = True
+    """For `holdout`: lies that agree with each other more than honest updates do lose weight."""
+    memory: Annotated[float, Field(ge=0, lt=1)] = 0.8
+    """For `holdout`: the share of the last round's holdout direction in the next."""
     gate: Literal["median", "zero", "none"] = "median"
-    """What an approved update must pass: `holdout.voting.Gate`. Like the keys below it is for the
-    rule `holdout`; `holdout-paper` votes as published."""
+    """What an approved update must pass: `holdout.voting.Gate`. Like the keys below it is for
+    ballots that name proposals: the rule `holdout-1` and, without a server, `holdout`.
+    `holdout-paper` votes as published."""
     quorum: Literal["majority", "paper"] = "majority"
     """How many approvals an update needs: `holdout.voting.Quorum`."""
     bound: bool = True
     """Scale long updates down before anybody scores or averages them."""
     scoring: Literal["exact", "first-order"] = "exact"
-    """With `first-order` a voter computes one gradient instead of N_p losses."""
+    """For `holdout-1`: with `first-order` a voter computes one gradient instead of N_p losses."""
 
 
 class AttackSection(Section):

@@ -11,7 +11,14 @@ from typing import Any, get_type_hints
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from holdout import device
-from holdout.attacks import ATTACKS, BALLOT_ATTACKS, Attack, BallotAttack
+from holdout.attacks import (
+    ATTACKS,
+    BALLOT_ATTACKS,
+    MESSAGE_ATTACKS,
+    Attack,
+    BallotAttack,
+    MessageAttack,
+)
 from holdout.config import Config, Parsed
 from holdout.data.datasets import NAMES
 from holdout.dotted import resolve
@@ -37,12 +44,19 @@ def terms_of(config: Config, rule: str) -> Terms:
     if VOTES[rule].is_fixed:
         # Without a server the bound is part of the chain, whatever the ballots look like.
         return replace(terms, bound=terms.bound or is_decentralized(config, rule))
+    first_order = config.vote.scoring == "first-order"
+    if terms.is_joint:
+        if config.federation.mode != "decentralized":
+            return replace(terms, screen=config.vote.screen, memory=config.vote.memory)
+        # Without a server ballots are small signed messages, which name proposals. Judged to first
+        # order they cost a voter one gradient, as joint ballots do.
+        terms, first_order = Terms(terms.f), True
     return replace(
         terms,
         gate=Gate(config.vote.gate),
         quorum_kind=Quorum(config.vote.quorum),
         bound=config.vote.bound,
-        first_order=config.vote.scoring == "first-order",
+        first_order=first_order,
     )
 
 
@@ -87,10 +101,10 @@ class Lookups:
     def curves(self) -> list[tuple[Curve, int]]:
         """Each rule under the attack, and the upper bound, with its seed."""
         experiment = self.config.experiment
-        act, ballot_attack = self._attack(), self._ballot_attack()
+        act, ballot_attacks = self._attack(), self._ballot_attacks()
         lie = self.config.attack.name if act is not None else NO_ATTACK
         curves = [
-            Curve(rule, method, lie, act, ballot_attack)
+            Curve(rule, method, lie, act, *ballot_attacks)
             for rule in experiment.rules
             if (method := self._method(rule)) is not None
         ]
@@ -261,14 +275,18 @@ class Lookups:
             return None
         return made
 
-    def _ballot_attack(self) -> BallotAttack:
+    def _ballot_attacks(self) -> tuple[BallotAttack, MessageAttack]:
+        """How liars vote: by names, and where ballots are joint. A custom function does both."""
         if self.plugins.ballots is not None:
-            return self.plugins.ballots
+            custom: Any = self.plugins.ballots
+            return custom, custom
         name = self.config.attack.voters
         found = self._look_up("attack.voters", name, BALLOT_ATTACKS)
         if isinstance(found, type):
             found = self._made("attack.voters", name, found, {})
-        return found or BALLOT_ATTACKS["honest"]
+        if name in MESSAGE_ATTACKS:
+            return BALLOT_ATTACKS[name], MESSAGE_ATTACKS[name]
+        return (found, found) if found else (BALLOT_ATTACKS["honest"], MESSAGE_ATTACKS["honest"])
 
     def _no_parameters(
         self, unknown: Mapping[str, Any], known: Mapping[str, Any] | None = None

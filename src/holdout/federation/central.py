@@ -7,20 +7,19 @@ can stop and go on after any round. What the server does with what it receives i
 
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from holdout.custom_code import Kept, attempt, checked_copy, describe, guard, private_copy, takes
+from holdout.custom_code import Kept, checked_copy, describe, guard
 from holdout.errors import PluginError
-from holdout.federation.coalition import lie_to_server
+from holdout.federation.coalition import Lies, lie_to_server
+from holdout.federation.custom_workers import ask_to_propose, ask_to_vote
 from holdout.federation.electorate import VoterScores, electorate_of, score_voters
+from holdout.federation.joint_ballots import JointVoters, joint_voters, kept_of, memory_of
 from holdout.federation.round_setup import (
-    MOMENTUM,
     Curve,
     Federation,
     RoundSetup,
@@ -29,6 +28,7 @@ from holdout.federation.round_setup import (
     rule_context,
 )
 from holdout.ids import ProposalId, WorkerId
+from holdout.joint_vote import JointMemory
 from holdout.learning.training import evaluate
 from holdout.rounds import (
     AdmittedProposals,
@@ -38,12 +38,13 @@ from holdout.rounds import (
     admit_proposals,
     apply_rule,
     bound_updates,
+    conclude_joint,
     conclude_vote,
     record_round,
 )
 from holdout.rules import Rule
 from holdout.voting import Terms, tolerated_count
-from holdout.workers import Worker, is_plain
+from holdout.workers import is_plain
 
 
 def run_round(federation: Federation, curve: Curve, state: State) -> tuple[RoundRecord, State]:
@@ -53,19 +54,25 @@ def run_round(federation: Federation, curve: Curve, state: State) -> tuple[Round
     setup = draw_round(federation, curve, state)
     # getUpdate: every honest proposer sends an update.
     proposals = propose(setup)
+    worker_states = dict(proposals.worker_states)
+    method = curve.method
+    # Where ballots are joint the voters need not wait for the proposals.
     scores = score_voters(setup)
-    # The coalition, which has seen them, sends its lies (Algorithm 4).
-    gamma = None
+    voters = joint_voters(setup, worker_states)
+    # The coalition, which has seen all that, sends its lies (Algorithm 4).
+    lies = Lies((), None)
     if setup.coalition:
-        proposals, gamma = _lie(setup, proposals, scores)
+        proposals, lies = _lie(setup, proposals, scores, voters)
+        worker_states |= lies.worker_states
     # Proposals that are missing, misshapen or not finite are out.
     admitted = admit_proposals(proposals.received, dimension=len(state.weights))
     # A vote bounds the updates; its voters judge them (getVotes), the server counts (A_Consensus).
     # A baseline rule looks at the updates alone.
     radius, rule_state = state.radius, state.rule_state
-    worker_states = dict(proposals.worker_states)
-    method = curve.method
-    if isinstance(method, Terms):
+    if voters is not None:
+        decision, memory = _vote_jointly(voters, admitted, lies)
+        radius, rule_state = memory.radius, kept_of(memory)
+    elif isinstance(method, Terms):
         bounded = admitted
         if method.bound:
             bounded, radius = bound_updates(admitted, previous_radius=radius)
@@ -80,7 +87,7 @@ def run_round(federation: Federation, curve: Curve, state: State) -> tuple[Round
         rule_state=rule_state,
         worker_states={**state.worker_states, **worker_states},
     )
-    record = _record(setup, decision, admitted, next_state, gamma)
+    record = _record(setup, decision, admitted, next_state, lies.gamma)
     record, next_state = evaluate_round(federation, record, next_state)
     return replace(record, seconds=round(time.perf_counter() - started, 6)), next_state
 
@@ -108,55 +115,38 @@ def propose(setup: RoundSetup) -> Proposals:
         received[place] = update
     for place, worker in honest.items():
         if place not in together:
-            received[place] = _ask(setup, setup.committee.proposers[place], worker, states)
+            number = setup.committee.proposers[place]
+            received[place] = ask_to_propose(setup, number, worker, states)
     return Proposals(received, states)
 
 
-def _ask(
-    setup: RoundSetup, number: WorkerId, worker: Worker, states: dict[WorkerId, Kept]
-) -> object:
-    """A custom worker's update, None if it crashes; what it keeps goes into `states`."""
-    asked = partial(
-        worker.propose,
-        setup.state.weights.clone(),
-        round_number=setup.number,
-        learning_rate=setup.learning_rate,
-    )
-    update = attempt_with_state(setup, number, asked, states)
-    valid = admit_proposals([update], dimension=len(setup.state.weights)).valid
-    return setup.with_momentum(number, valid[ProposalId(0)], states) if valid else update
-
-
-def attempt_with_state(
-    setup: RoundSetup,
-    number: WorkerId,
-    asked: Callable[..., object],
-    states: dict[WorkerId, Kept],
-) -> object:
-    """A custom worker's answer, None if it crashes; if it takes a state, that is kept in `states`.
-
-    What a worker has written before it crashes is kept too.
-    """
-    if not takes(asked, "state"):
-        return attempt(asked)
-    kept = private_copy(states.get(number, setup.state.worker_states.get(number, {})))
-    momentum = {MOMENTUM: kept.pop(MOMENTUM)} if MOMENTUM in kept else {}
-    answer = attempt(partial(asked, state=kept))
-    states[number] = checked_copy(f"worker {number}", kept) | momentum
-    return answer
-
-
 def _lie(
-    setup: RoundSetup, proposals: Proposals, scores: VoterScores
-) -> tuple[Proposals, float | None]:
-    """The proposals with the coalition's lies in place, and how strong they are."""
+    setup: RoundSetup, proposals: Proposals, scores: VoterScores, voters: JointVoters | None
+) -> tuple[Proposals, Lies]:
+    """The proposals with the coalition's lies in place, and the lies."""
     honest = admit_proposals(proposals.received, dimension=len(setup.state.weights)).valid
-    lies = lie_to_server(setup, honest, scores)
+    lies = lie_to_server(setup, honest, scores, voters)
     received = list(proposals.received)
     for place, update in zip(sorted(setup.coalition), lies.sent, strict=True):
         received[place] = update
-    states = {**proposals.worker_states, **lies.worker_states}
-    return Proposals(received, states), lies.gamma
+    return replace(proposals, received=received), lies
+
+
+def _vote_jointly(
+    voters: JointVoters, admitted: AdmittedProposals, lies: Lies
+) -> tuple[Decision, JointMemory]:
+    """Every voter has sent an update of its own; all together judge the proposals."""
+    setup = voters.setup
+    told = [update for p, update in admitted.valid.items() if p in setup.coalition]
+    messages = voters.lies(told) if lies.messages is None else lies.messages
+    sent = {**voters.honest, **dict(zip(voters.liars, messages, strict=True))}
+    return conclude_joint(
+        admitted,
+        [(voter, sent[voter]) for voter in setup.committee.voters if sent[voter] is not None],
+        voters=setup.committee.voters,
+        terms=voters.terms,
+        memory=memory_of(setup.state),
+    )
 
 
 def _vote(
@@ -181,26 +171,6 @@ def _vote(
         },
     )
     return conclude_vote(admitted, sent, voters=setup.committee.voters, terms=terms)
-
-
-def ask_to_vote(
-    setup: RoundSetup,
-    voter: WorkerId,
-    terms: Terms,
-    proposals: Mapping[ProposalId, Tensor],
-    states: dict[WorkerId, Kept],
-) -> object:
-    """What a custom worker sends as its ballot; None if it crashes."""
-    asked = partial(
-        setup.federation.workers[voter].vote,
-        setup.state.weights.clone(),
-        {proposal: update.clone() for proposal, update in proposals.items()},
-        round_number=setup.number,
-        learning_rate=setup.learning_rate,
-        terms=terms,
-    )
-    ballot: Any = attempt_with_state(setup, voter, asked, states)
-    return attempt(lambda: ballot.message)
 
 
 def _aggregate(

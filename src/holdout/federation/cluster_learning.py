@@ -24,8 +24,9 @@ from holdout.agreement.events import Combine, Judge, Propose
 from holdout.agreement.params import Params, TallyRule
 from holdout.custom_code import Kept
 from holdout.errors import MisuseError
-from holdout.federation.central import Proposals, ask_to_vote, propose
+from holdout.federation.central import Proposals, propose
 from holdout.federation.coalition import Lies, gather, tell_lies
+from holdout.federation.custom_workers import ask_to_vote
 from holdout.federation.electorate import MarksOf, electorate_of, score_voters
 from holdout.federation.round_setup import RoundSetup
 from holdout.federation.vote_rehearsal import DeployedVote

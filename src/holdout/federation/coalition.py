@@ -1,7 +1,7 @@
 """The coalition's side of a round: what Byzantine proposers know, and what they send."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache, partial
 
 import torch
@@ -12,6 +12,8 @@ from holdout.attacks import Deployed, DeployedRule, Lie, View
 from holdout.custom_code import Kept, describe, guard
 from holdout.errors import MisuseError, PluginError
 from holdout.federation.electorate import VoterScores, electorate_of, score_voters
+from holdout.federation.joint_ballots import JointVoters, memory_of
+from holdout.federation.joint_rehearsal import DeployedJointVote
 from holdout.federation.round_setup import RoundSetup, rule_context
 from holdout.federation.vote_rehearsal import DeployedVote, ServerTally
 from holdout.ids import ProposalId, WorkerId
@@ -19,6 +21,7 @@ from holdout.rounds import admit_proposals
 from holdout.rules import RULES
 from holdout.seeds import stream
 from holdout.voting import Terms, tolerated_count
+from holdout.workers import HonestWorker
 
 HELD = 600
 """How many samples of its own the coalition judges by."""
@@ -33,6 +36,8 @@ class Lies:
     """Their strength, if the attack has one."""
     worker_states: Mapping[WorkerId, Kept] = field(default_factory=dict)
     """What the liars keep of the honest work that they do in secret."""
+    messages: Sequence[object] | None = None
+    """What lying voters send as joint ballots, if the attack says; else `attack.voters` does."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -48,6 +53,8 @@ class Coalition:
     """What it takes for this round's honest proposals: the truth, if it is omniscient."""
     scores: VoterScores
     """What it takes for the voters' opinions: the truth, or those of its members."""
+    voters: JointVoters | None
+    """What it takes for the voters where ballots are joint: the truth, or its members' data."""
     own_updates: Callable[[], tuple[Tensor, Mapping[WorkerId, Kept]]]
     """What its proposers would send and keep if they were honest, with the labels they hold."""
 
@@ -70,6 +77,18 @@ class Coalition:
         return members[0].shard.x[drawn], federation.labels[drawn]
 
     @property
+    def shown_messages(self) -> dict[str, Callable[[], Tensor]]:
+        """What a `View` shows of joint ballots; nothing where there are none."""
+        voters = self.voters
+        if voters is None:
+            return {}
+        none = self.known[:0]
+        return {
+            "messages": lambda: voters.known,
+            "own_messages": lambda: torch.stack(list(voters.own.values())) if voters.own else none,
+        }
+
+    @property
     def standing(self) -> Tensor:
         """The guessed honest proposals, one per row."""
         guessed = list(self.guessed.values())
@@ -83,7 +102,10 @@ class Coalition:
 
 
 def gather(
-    setup: RoundSetup, honest: Mapping[ProposalId, Tensor], scores: VoterScores
+    setup: RoundSetup,
+    honest: Mapping[ProposalId, Tensor],
+    scores: VoterScores,
+    voters: JointVoters | None = None,
 ) -> Coalition:
     """Gather what the coalition knows in this round, given the honest updates and scores."""
     copies = tuple(sorted(setup.coalition))
@@ -97,14 +119,16 @@ def gather(
     if setup.federation.config.attack.knowledge == "omniscient":
         known = torch.stack(list(honest.values())) if honest else own_updates()[0]
     else:
-        known, guessed, scores = _guess(setup, honest)
-    return Coalition(setup, copies, known, guessed, scores, own_updates)
+        known, guessed, stand_ins = _guess(setup, honest)
+        scores = score_voters(setup, stand_ins)
+        voters = voters and replace(voters, stand_ins=stand_ins)
+    return Coalition(setup, copies, known, guessed, scores, voters, own_updates)
 
 
 def _guess(
     setup: RoundSetup, honest: Mapping[ProposalId, Tensor]
-) -> tuple[Tensor, Mapping[ProposalId, Tensor], VoterScores]:
-    """What a coalition that is not omniscient takes for known updates, proposals and scores."""
+) -> tuple[Tensor, Mapping[ProposalId, Tensor], Mapping[WorkerId, HonestWorker]]:
+    """What a coalition that is not omniscient takes for known updates, proposals and voters."""
     members = setup.honest_part(sorted(setup.byzantine))
     known = setup.state.last_honest
     # In round 1 there is no last round yet.
@@ -113,14 +137,17 @@ def _guess(
     voters = enumerate(setup.committee.voters)
     stand_ins = {voter: members[i % len(members)] for i, voter in voters}
     guessed = {p: known[i % len(known)] for i, p in enumerate(honest)}
-    return known, guessed, score_voters(setup, stand_ins)
+    return known, guessed, stand_ins
 
 
 def lie_to_server(
-    setup: RoundSetup, honest: Mapping[ProposalId, Tensor], scores: VoterScores
+    setup: RoundSetup,
+    honest: Mapping[ProposalId, Tensor],
+    scores: VoterScores,
+    voters: JointVoters | None,
 ) -> Lies:
     """Algorithm 4, or another attack, against the rule that a server runs."""
-    coalition = gather(setup, honest, scores)
+    coalition = gather(setup, honest, scores, voters)
     method = setup.curve.method
     if not isinstance(method, Terms):
         ids = sorted([*coalition.guessed, *coalition.copies])
@@ -134,6 +161,16 @@ def lie_to_server(
             tolerated=partial(tolerated_count, f=setup.federation.config.federation.f),
         )
         return tell_lies(coalition, deployed)
+    if coalition.voters is not None:
+        joint = DeployedJointVote(
+            voters=coalition.voters,
+            honest=coalition.guessed,
+            copies=coalition.copies,
+            passing=setup.federation.config.attack.passing,
+            terms=method,
+            memory=memory_of(setup.state),
+        )
+        return tell_lies(coalition, joint)
     electorate = electorate_of(setup, method)
     vote = DeployedVote(
         electorate=electorate,
@@ -170,6 +207,7 @@ def tell_lies(coalition: Coalition, deployed: Deployed) -> Lies:
         baseline=lambda rule: DeployedRule(RULES[rule], coalition.standing, count, coalition.f),
         source=stream(setup.federation.seed, "attack", setup.number),
         run_source=stream(setup.federation.seed, "attack"),
+        **coalition.shown_messages,
     )
     name = f"attack {setup.curve.attack!r}"
     made = guard(name, lambda: act(view))
@@ -184,7 +222,7 @@ def tell_lies(coalition: Coalition, deployed: Deployed) -> Lies:
     if setup.federation.config.training.worker_momentum:
         # Whatever they send, they keep up what honest workers in their places would have kept.
         _, states = coalition.own_updates()
-    return Lies(sent, strength, states)
+    return Lies(sent, strength, states, _messages(name, lie, coalition.voters))
 
 
 def _partly(sent: Sequence[object], honest: Tensor, share: float) -> list[object]:
@@ -194,6 +232,13 @@ def _partly(sent: Sequence[object], honest: Tensor, share: float) -> list[object
         torch.lerp(own, admitted[place], share) if place in admitted else lie
         for place, own, lie in zip(map(ProposalId, range(len(sent))), honest, sent, strict=True)
     ]
+
+
+def _messages(attack: str, lie: Lie, voters: JointVoters | None) -> list[object] | None:
+    """What each lying voter sends, if the attack decides it."""
+    if lie.messages is None or voters is None:
+        return None
+    return _each(f"{attack}, for its voters,", Lie(lie.messages), len(voters.liars))
 
 
 def _each(attack: str, lie: Lie, count: int) -> list[object]:

@@ -40,7 +40,8 @@ from holdout.federation.cluster_learning import RoundLearning, from_payload, to_
 from holdout.federation.network_sizes import params_of
 from holdout.federation.round_setup import Curve, Federation, RoundSetup, State
 from holdout.ids import Digest, RoundNumber, WorkerId
-from holdout.rounds import RoundRecord, admit_proposals, norm
+from holdout.learning.vector import norm
+from holdout.rounds import RoundRecord, admit_proposals
 from holdout.seeds import stream
 from holdout.simulator.adversaries import Liar
 from holdout.simulator.adversaries_agreement import corrupt

@@ -12,7 +12,13 @@ from functools import cached_property
 import torch
 from torch import Tensor, nn
 
-from holdout.attacks import BALLOT_ATTACKS, Attack, BallotAttack
+from holdout.attacks import (
+    BALLOT_ATTACKS,
+    MESSAGE_ATTACKS,
+    Attack,
+    BallotAttack,
+    MessageAttack,
+)
 from holdout.attacks.schedule import Schedule
 from holdout.config import Config
 from holdout.custom_code import Kept, guard, private_copy
@@ -54,6 +60,8 @@ class Curve:
     act: Attack | None
     """None: nobody lies."""
     ballot_attack: BallotAttack
+    message_attack: MessageAttack = MESSAGE_ATTACKS["honest"]
+    """How Byzantine voters lie where ballots are joint."""
 
     @property
     def terms(self) -> Terms | None:
@@ -118,6 +126,11 @@ class RoundSetup:
     def ballot_attack(self) -> BallotAttack:
         """How Byzantine voters vote in this round."""
         return self.curve.ballot_attack if self.lie_share else BALLOT_ATTACKS["honest"]
+
+    @property
+    def message_attack(self) -> MessageAttack:
+        """What Byzantine voters send in this round where ballots are joint."""
+        return self.curve.message_attack if self.lie_share else MESSAGE_ATTACKS["honest"]
 
     @cached_property
     def coalition(self) -> frozenset[ProposalId]:

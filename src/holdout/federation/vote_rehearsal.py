@@ -19,10 +19,12 @@ import torch
 from torch import Tensor
 
 from holdout import device
+from holdout.attacks import Tried
 from holdout.federation.electorate import Electorate, Marks, VoterScores
 from holdout.holdout_scores import HoldoutScores
 from holdout.ids import ProposalId, WorkerId
-from holdout.rounds import admit_proposals, norm, shrink
+from holdout.learning.vector import norm, shrink
+from holdout.rounds import admit_proposals
 from holdout.rules import mean
 from holdout.voting import Terms, bound_radius
 
@@ -133,6 +135,10 @@ class DeployedVote:
         )
         selection = sorted(self.tally.selected(ballots, ids))
         return mean(torch.stack([bounded[p] for p in selection]), f=0) if selection else None
+
+    def outcomes(self, tried: Sequence[Tried]) -> Iterator[Tensor | None]:
+        """The outcome of each lie in turn; how the liars vote is settled by `attack.voters`."""
+        return (self.outcome(one.lies) for one in tried)
 
     @cached_property
     def ids(self) -> tuple[ProposalId, ...]:

@@ -59,3 +59,33 @@ def call(model: nn.Module, parameters: dict[str, Tensor], x: Tensor) -> Tensor:
     except Exception as error:
         raise PluginError(f"the model raised {type(error).__name__}: {error}") from error
     return logits
+
+
+def norm(vector: Tensor) -> float:
+    """The L2 norm, in float64: a finite float32 vector never overflows it.
+
+    >>> norm(torch.tensor([3.0, 4.0]))
+    5.0
+    """
+    return float(torch.linalg.vector_norm(vector, dtype=torch.float64))
+
+
+def shrink(vector: Tensor, length: float, radius: float | None) -> Tensor:
+    """The vector, of this length, scaled down to the radius; unchanged if it is short enough.
+
+    >>> shrink(torch.tensor([3.0, 4.0]), 5.0, 1.0)
+    tensor([0.6000, 0.8000])
+    """
+    if radius is None or length <= radius:
+        return vector
+    return (vector.double() * (radius / length)).float()
+
+
+def of_length(vector: Tensor, length: float) -> Tensor:
+    """The vector scaled to this L2 norm; zero stays zero.
+
+    >>> of_length(torch.tensor([3.0, 4.0]), 10.0)
+    tensor([6., 8.])
+    """
+    size = norm(vector)
+    return vector * (length / size) if size else vector

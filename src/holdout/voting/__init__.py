@@ -13,7 +13,15 @@ are; `odds` computes how likely a draw is bad.
 """
 
 from holdout.voting.approvals import Gate, Selection, admit_approvals, cast_approvals, rank, tally
-from holdout.voting.ballot import AdmittedBallots, Approvals, Ballot, BallotFault
+from holdout.voting.ballot import (
+    AdmittedBallots,
+    Approvals,
+    Ballot,
+    BallotFault,
+    BallotKind,
+    JointBallot,
+    admit_ballots,
+)
 from holdout.voting.committee import (
     Committee,
     approve_count,
@@ -22,21 +30,25 @@ from holdout.voting.committee import (
     has_honest_majority,
     tolerated_count,
 )
-from holdout.voting.terms import VOTES, Quorum, Terms, VoteRule, bound_radius
+from holdout.voting.terms import RATE, VOTES, Quorum, Terms, VoteRule, bound_radius
 
 __all__ = [
+    "RATE",
     "VOTES",
     "AdmittedBallots",
     "Approvals",
     "Ballot",
     "BallotFault",
+    "BallotKind",
     "Committee",
     "Gate",
+    "JointBallot",
     "Quorum",
     "Selection",
     "Terms",
     "VoteRule",
     "admit_approvals",
+    "admit_ballots",
     "approve_count",
     "bound_radius",
     "cast_approvals",

@@ -118,7 +118,7 @@ def admit_approvals(
     proposals: AbstractSet[ProposalId],
     approve_count: int,
     full: bool,
-) -> AdmittedBallots:
+) -> AdmittedBallots[Approvals]:
     """Check what voters sent: a ballot names some of the proposals, each once.
 
     Args:

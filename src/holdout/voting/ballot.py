@@ -3,16 +3,18 @@
 Ballots come from liars too. Whatever a voter sends is either a valid ballot or void for a stated,
 counted reason; nothing raises.
 
-A ballot has a kind: what it says. Today there is one. A second kind is a class here with a
-`message`, a module beside `approvals` that reads and counts it, and its cases in `Terms`; then what
+A ballot has a kind: what it says. Approvals name proposals; a joint ballot is an update of the
+voter's own, by which the server judges all proposals (`holdout.joint_vote`). A further kind is a
+class here with a `message`, a module that reads and counts it, and its cases in `Terms`; then what
 an honest worker answers (`Worker.vote`), what follows from the count (`rounds.conclude_vote`), and
-one place each in `federation.electorate`, in `flower.vote_messages` and in the node's learner
-process, where ballots are made and read. Everybody else handles messages.
+one place each in `federation`, in `flower.vote_messages` and in the node's learner process, where
+ballots are made and read. Everybody else handles messages.
 """
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Any, Generic, TypeVar
 
 from holdout.ids import ProposalId, WorkerId
 
@@ -22,6 +24,8 @@ class BallotKind(StrEnum):
 
     APPROVALS = "approvals"
     """Which proposals did best on the voter's data (the paper's ballot)."""
+    JOINT = "joint"
+    """An update of the voter's own, from its holdout data; the server judges by all of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,8 +46,28 @@ class Approvals:
         return tuple(self.approved)
 
 
-Ballot = Approvals
-"""What one voter sends, of whatever kind: a union once there is a second class."""
+@dataclass(frozen=True, slots=True, eq=False)
+class JointBallot:
+    """What one voter would itself propose, from its holdout data.
+
+    Example:
+        >>> JointBallot([0.5, -1.0]).message
+        [0.5, -1.0]
+    """
+
+    update: Any
+    """The update, a vector; what a vector is, this package does not know."""
+
+    @property
+    def message(self) -> Any:
+        """What the voter sends."""
+        return self.update
+
+
+Ballot = Approvals | JointBallot
+"""What one voter sends, of whatever kind."""
+
+B = TypeVar("B", Approvals, JointBallot)
 
 
 class BallotFault(StrEnum):
@@ -64,7 +88,7 @@ class BallotFault(StrEnum):
     SECOND = "second"
     """The voter had sent one already; the first stands or falls by itself."""
     MALFORMED = "malformed"
-    """Not a list or tuple of integers."""
+    """Not a list or tuple of integers; for a joint ballot, not a vector of d floats."""
     TOO_LONG = "too-long"
     """More names than a ballot may hold."""
     REPEATED_ID = "repeated-id"
@@ -73,10 +97,12 @@ class BallotFault(StrEnum):
     """A name that no proposal has."""
     TOO_SHORT = "too-short"
     """Fewer names than a full ballot has, where only full ballots count."""
+    NOT_FINITE = "not-finite"
+    """A joint ballot with numbers that are not finite."""
 
 
 @dataclass(frozen=True, slots=True)
-class AdmittedBallots:
+class AdmittedBallots(Generic[B]):
     """The ballots that count, and why the others do not.
 
     Example:
@@ -85,7 +111,7 @@ class AdmittedBallots:
         (1, 1)
     """
 
-    valid: Mapping[WorkerId, Ballot]
+    valid: Mapping[WorkerId, B]
     """What counts, by voter, so that nobody is counted twice."""
     void: tuple[tuple[WorkerId, BallotFault], ...]
     """Who sent each ballot that does not count, and what was wrong with it."""
@@ -95,11 +121,11 @@ def admit_ballots(
     sent: Iterable[tuple[WorkerId, object]],
     *,
     voters: Iterable[WorkerId],
-    read: Callable[[object], Ballot | BallotFault],
-) -> AdmittedBallots:
+    read: Callable[[object], B | BallotFault],
+) -> AdmittedBallots[B]:
     """Check what voters sent, in order of arrival; `read` knows the kind of ballot."""
     drawn = tuple(voters)
-    valid: dict[WorkerId, Ballot] = {}
+    valid: dict[WorkerId, B] = {}
     void: list[tuple[WorkerId, BallotFault]] = []
     heard: set[WorkerId] = set()
     for voter, message in sent:

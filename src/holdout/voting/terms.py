@@ -2,7 +2,8 @@
 
 `Terms.paper(f)` is HoldOut SGD to the letter. `Terms(f)` is the same vote made safe: updates are
 bounded, ballots are gated (so a draw with too many liars forces nobody to endorse one), and the
-quorum is a majority of the voters drawn.
+quorum is a majority of the voters drawn. `Terms.joint(f)` has voters send an update of their own
+instead of names; what follows from those is in `holdout.joint_vote`.
 
 A vote on single updates is safe only if one update cannot dominate the average. An update that
 leads to a function-identical network (ReLU units rescaled by 1000) has a perfect loss of its own
@@ -20,7 +21,7 @@ from typing import Self
 
 from holdout.ids import ProposalId, WorkerId
 from holdout.voting.approvals import Gate, Selection, admit_approvals, cast_approvals, tally
-from holdout.voting.ballot import AdmittedBallots, Approvals, Ballot, BallotKind
+from holdout.voting.ballot import AdmittedBallots, Approvals, BallotKind
 from holdout.voting.committee import approve_count
 
 
@@ -61,11 +62,25 @@ class Terms:
     """What voters send."""
     first_order: bool = False
     """Score update g by -<g, gradient of the voter's loss> instead of its loss (Proposition 1)."""
+    screen: bool = True
+    """Joint ballots only: whether lies that agree with each other too much lose weight."""
+    memory: float = 0.8
+    """Joint ballots only: the share of the last holdout direction in the next."""
 
     @classmethod
     def paper(cls, f: Fraction) -> Self:
         """HoldOut SGD as published: full ballots, quorum N_c (1 - f), updates taken as they are."""
         return cls(f, gate=None, quorum_kind=Quorum.PAPER, bound=False)
+
+    @classmethod
+    def joint(cls, f: Fraction) -> Self:
+        """Voters send updates of their own, and one direction made of all of them judges."""
+        return cls(f, gate=None, kind=BallotKind.JOINT)
+
+    @property
+    def is_joint(self) -> bool:
+        """Whether voters send updates of their own instead of names."""
+        return self.kind is BallotKind.JOINT
 
     @property
     def needs_current_loss(self) -> bool:
@@ -76,24 +91,20 @@ class Terms:
         """How many proposals a ballot may name."""
         return approve_count(proposal_count, self.f)
 
-    def forced(self, proposals: Sequence[ProposalId]) -> Ballot | None:
-        """The only ballot that an honest voter can cast, if there is no need for the losses."""
-        match self.kind:
-            case BallotKind.APPROVALS:
-                count = len(proposals)
-                full = self.gate is None and self.approve_count(count) == count
-                return Approvals(tuple(proposals)) if full else None
+    def forced(self, proposals: Sequence[ProposalId]) -> Approvals | None:
+        """The only approvals that an honest voter can cast, if there is no need for the losses."""
+        count = len(proposals)
+        full = self.gate is None and self.approve_count(count) == count
+        return Approvals(tuple(proposals)) if full else None
 
-    def cast(self, losses: Mapping[ProposalId, float], *, current_loss: float) -> Ballot:
-        """An honest voter's ballot."""
-        match self.kind:
-            case BallotKind.APPROVALS:
-                return cast_approvals(
-                    losses,
-                    approve_count=self.approve_count(len(losses)),
-                    gate=self.gate,
-                    current_loss=current_loss,
-                )
+    def cast(self, losses: Mapping[ProposalId, float], *, current_loss: float) -> Approvals:
+        """An honest voter's approvals."""
+        return cast_approvals(
+            losses,
+            approve_count=self.approve_count(len(losses)),
+            gate=self.gate,
+            current_loss=current_loss,
+        )
 
     def admit(
         self,
@@ -101,18 +112,16 @@ class Terms:
         *,
         voters: Iterable[WorkerId],
         proposals: Iterable[ProposalId],
-    ) -> AdmittedBallots:
-        """The valid ballots among those sent, and what was wrong with the others."""
+    ) -> AdmittedBallots[Approvals]:
+        """The valid approvals among those sent, and what was wrong with the others."""
         known = frozenset(proposals)
-        match self.kind:
-            case BallotKind.APPROVALS:
-                return admit_approvals(
-                    sent,
-                    voters=voters,
-                    proposals=known,
-                    approve_count=self.approve_count(len(known)),
-                    full=self.gate is None,
-                )
+        return admit_approvals(
+            sent,
+            voters=voters,
+            proposals=known,
+            approve_count=self.approve_count(len(known)),
+            full=self.gate is None,
+        )
 
     def quorum(self, *, drawn: int, valid: int) -> int:
         """The approvals needed, given how many voters were drawn and how many ballots are valid."""
@@ -122,11 +131,9 @@ class Terms:
             case Quorum.PAPER:
                 return max(1, math.ceil((1 - self.f) * valid))
 
-    def select(self, ballots: Mapping[WorkerId, Ballot], *, drawn: int) -> Selection:
-        """The union-consensus of the valid ballots, given how many voters were drawn."""
-        match self.kind:
-            case BallotKind.APPROVALS:
-                return tally(ballots, quorum=self.quorum(drawn=drawn, valid=len(ballots)))
+    def select(self, ballots: Mapping[WorkerId, Approvals], *, drawn: int) -> Selection:
+        """The union-consensus of the valid approvals, given how many voters were drawn."""
+        return tally(ballots, quorum=self.quorum(drawn=drawn, valid=len(ballots)))
 
 
 RATE = 1.5
@@ -181,8 +188,9 @@ class VoteRule:
 VOTES: Mapping[str, VoteRule] = MappingProxyType(
     {
         "holdout-paper": VoteRule("HoldOut (paper)", Terms.paper, prominence=1, is_fixed=True),
-        "holdout": VoteRule("HoldOut", Terms, prominence=0),
-        "holdout-central": VoteRule("HoldOut (server)", Terms, has_server=True),
+        "holdout-1": VoteRule("HoldOut 1", Terms),
+        "holdout": VoteRule("HoldOut", Terms.joint, prominence=0),
+        "holdout-central": VoteRule("HoldOut (server)", Terms.joint, has_server=True),
     }
 )
 """Every vote by its name in a config; nothing else lists them."""

@@ -31,7 +31,7 @@ from holdout.node.membership.genesis import GENESIS, Network
 from holdout.node.membership.settings import NodeSettings, read_settings
 from holdout.node.runtime.learner_client import pack_frame, read_frame
 from holdout.rounds import bound_update
-from holdout.voting import Ballot, Terms
+from holdout.voting import Approvals, Terms
 from holdout.workers import Worker
 
 ORPHAN_CHECK_SECONDS = 1.0
@@ -174,7 +174,8 @@ def _judge(
         ProposalId(place): bound_update(update, header["radius"])
         for place, update in enumerate(updates)
     }
-    terms = Terms(Fraction(*header["f"]))
+    # One gradient judges all updates (Proposition 1); their exact losses would take one model each.
+    terms = Terms(Fraction(*header["f"]), first_order=True)
     ballot = worker.vote(
         weights,
         proposals,
@@ -183,8 +184,8 @@ def _judge(
         terms=terms,
         **_state_for(worker.vote, kept),
     )
-    if not isinstance(ballot, Ballot):
-        raise PluginError("vote must return a holdout.voting.Ballot")
+    if not isinstance(ballot, Approvals):
+        raise PluginError("vote must return holdout.voting.Approvals")
     approved = sorted({int(place) for place in ballot.approved})
     if any(not 0 <= place < len(updates) for place in approved):
         raise PluginError("vote approved an update that does not exist")

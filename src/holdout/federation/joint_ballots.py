@@ -1,0 +1,122 @@
+"""Joint ballots in one process: what honest voters send, and what the liars among them do."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from holdout import device
+from holdout.attacks import MessageView
+from holdout.custom_code import Kept, guard
+from holdout.federation.custom_workers import ask_to_vote
+from holdout.federation.round_setup import RoundSetup, State
+from holdout.ids import WorkerId
+from holdout.joint_vote import JointMemory
+from holdout.seeds import stream
+from holdout.voting import Terms
+from holdout.workers import HonestWorker, is_plain, judge_together
+
+
+@dataclass(frozen=True, eq=False)
+class JointVoters:
+    """The voters of a round; nobody computes anything before it is asked for."""
+
+    setup: RoundSetup
+    terms: Terms
+    states: dict[WorkerId, Kept]
+    """What custom workers keep when they vote goes here."""
+    stand_ins: Mapping[WorkerId, HonestWorker] = field(default_factory=dict)
+    """Whose data is taken for a voter's; others speak for themselves."""
+
+    @cached_property
+    def honest(self) -> Mapping[WorkerId, object]:
+        """What honest voters send, in the order of the draw; None: nothing."""
+        setup = self.setup
+        drawn = [v for v in setup.committee.voters if v not in setup.byzantine]
+        held = {v: self.stand_ins.get(v, setup.federation.workers[v]) for v in drawn}
+        together = {v: worker for v, worker in held.items() if is_plain(worker)}
+        sent: dict[WorkerId, object] = dict(self._ask(together))
+        for voter in drawn:
+            if voter not in together:
+                sent[voter] = ask_to_vote(setup, voter, self.terms, {}, self.states)
+        return {voter: sent[voter] for voter in drawn}
+
+    @property
+    def liars(self) -> list[WorkerId]:
+        """The Byzantine voters, in the order of the draw."""
+        setup = self.setup
+        return [voter for voter in setup.committee.voters if voter in setup.byzantine]
+
+    @cached_property
+    def own(self) -> Mapping[WorkerId, Tensor]:
+        """What the Byzantine voters would send if they were honest."""
+        held = self.setup.honest_part(self.liars)
+        return self._ask(dict(zip(self.liars, held, strict=True)))
+
+    @cached_property
+    def known(self) -> Tensor:
+        """The honest voters' valid messages, one per row."""
+        d = len(self.setup.state.weights)
+        rows = [m for m in self.honest.values() if isinstance(m, Tensor) and m.shape == (d,)]
+        return torch.stack(rows) if rows else self.setup.state.weights.new_empty(0, d)
+
+    def lies(self, proposed: Sequence[Tensor]) -> list[object]:
+        """What the Byzantine voters send, given the lies that are proposed."""
+        setup = self.setup
+
+        def lie(voter: WorkerId) -> object:
+            view = MessageView(
+                voter=voter,
+                lies=proposed,
+                own=lambda: self.own[voter],
+                known=lambda: self.known,
+                source=stream(setup.federation.seed, "ballot", setup.number, voter),
+            )
+            return guard("the attack on ballots", lambda: setup.message_attack(view))
+
+        return [lie(voter) for voter in self.liars]
+
+    def _ask(self, workers: Mapping[WorkerId, HonestWorker]) -> dict[WorkerId, Tensor]:
+        setup = self.setup
+        rows: Tensor = guard(
+            "a worker's model or data",
+            lambda: judge_together(
+                list(workers.values()),
+                setup.state.weights,
+                round_number=setup.number,
+                learning_rate=setup.learning_rate,
+            ),
+        )
+        return dict(zip(workers, rows, strict=True))
+
+
+def joint_voters(setup: RoundSetup, states: dict[WorkerId, Kept]) -> JointVoters | None:
+    """This round's voters, if the rule is a vote with joint ballots."""
+    terms = setup.curve.terms
+    return JointVoters(setup, terms, states) if terms is not None and terms.is_joint else None
+
+
+DIRECTION, MESSAGE_RADIUS = "direction", "message_radius"
+"""The names under which a joint vote's memory is kept in the state of its rule."""
+
+
+def memory_of(state: State) -> JointMemory:
+    """What the vote of the last round handed on."""
+    radius = state.rule_state.get(MESSAGE_RADIUS)
+    return JointMemory(
+        radius=state.radius,
+        message_radius=None if radius is None else float(radius),
+        direction=state.rule_state.get(DIRECTION),
+    )
+
+
+def kept_of(memory: JointMemory) -> Kept:
+    """What the state of the rule holds of it; the proposals' radius is kept by itself."""
+    kept: Kept = {}
+    if memory.direction is not None:
+        kept[DIRECTION] = memory.direction
+    if memory.message_radius is not None:
+        kept[MESSAGE_RADIUS] = device.tensor(memory.message_radius, dtype=torch.float64)
+    return kept
