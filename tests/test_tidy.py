@@ -42,6 +42,10 @@ USED_FROM_OUTSIDE = {
     "holdout.node.demo:linear": "the model of large networks, in bench/node.py",
     "holdout.results:Run.to_pandas": "users",
     "holdout.simulator.trace:Trace.fingerprint": "tests tell two runs apart by it",
+    "holdout.sketch:inner_products": "joint ballots as docs/protocol.md proposes them",
+    "holdout.sketch:quantise": "the same",
+    "holdout.sketch:size_for": "the same",
+    "holdout.sketch:sketch": "the same",
 }
 """What nothing in `src` reads, and who does."""
 
