@@ -134,6 +134,41 @@ def overflow(*, workers: int, byzantine: int, drawn: int, f: Fraction) -> float:
     )
 
 
+def judges_failure(*, workers: int, byzantine: int, drawn: int, coverage: float) -> float:
+    """P[H <= X]: of those who judge a class, honest voters are no majority.
+
+    An honest voter can judge a class if it holds enough of its samples, with probability c, the
+    coverage; Byzantine voters claim all classes. So of N voters, X lie and H, binomial among the
+    other N - X, judge honestly. With f = b / n, H is about c (1 - f) N and X about f N: in large
+    committees honest judges are the majority if c (1 - f) > f, and lose if c (1 - f) < f.
+
+    Example:
+        >>> draw = {"workers": 100, "byzantine": 33, "drawn": 30}
+        >>> [round(judges_failure(**draw, coverage=c), 2) for c in (1.0, 0.51, 0.27)]
+        [0.02, 0.52, 0.93]
+    """
+    lowest, highest = max(0, drawn - (workers - byzantine)), min(drawn, byzantine)
+    return math.fsum(
+        _probability(workers, byzantine, drawn, x) * _at_most(x, drawn - x, coverage)
+        for x in range(lowest, highest + 1)
+    )
+
+
+def _at_most(count: int, trials: int, probability: float) -> float:
+    """P[at most `count` of so many independent trials succeed]."""
+    if count >= trials or probability <= 0.0:
+        return 1.0
+    if probability >= 1.0:
+        return 0.0
+    # In logarithms: binomial coefficients of large committees are no floats.
+    yes, no, ways = math.log(probability), math.log1p(-probability), math.lgamma(trials + 1)
+    logs = (
+        ways - math.lgamma(k + 1) - math.lgamma(trials - k + 1) + k * yes + (trials - k) * no
+        for k in range(count + 1)
+    )
+    return min(1.0, math.fsum(map(math.exp, logs)))
+
+
 def any_of(rounds: int, probability: float) -> float:
     """The chance that an event of this probability happens in at least one of `rounds` draws."""
     if probability >= 1.0:
