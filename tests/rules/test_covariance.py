@@ -148,6 +148,20 @@ def test_one_that_is_not_finite_is_one_of_the_f(bad):
     assert np.allclose(weights[:9], screen(rows @ rows.T, f=2), atol=1e-12)
 
 
+@given(st.integers(1, 13), st.integers(0, 10_000))
+def test_whatever_is_sent_there_are_weights_and_no_warning(n, seed):
+    generator = np.random.default_rng(seed)
+    rows = generator.normal(size=(n, 4)) * 10.0 ** generator.integers(-160, 150, size=(n, 1))
+    if seed % 2:
+        rows[generator.integers(0, n)] = [math.nan, math.inf, 1e308, -math.inf]
+    with np.errstate(all="ignore"):
+        products = rows @ rows.T
+    weights = screen(products, f=generator.uniform(0, n / 2))
+    assert weights.min() >= 0
+    if n > 1:
+        assert weights.sum() == pytest.approx(1.0)
+
+
 @pytest.mark.parametrize("n", [1, 2, 7])
 @pytest.mark.parametrize("value", [0.0, 0.1, 1e-200, 1e140])
 def test_equal_updates_get_equal_weights(n, value):

@@ -76,7 +76,7 @@ def test_large_committees_have_an_honest_majority_of_judges_exactly_above_the_bo
         ]
         # Larger committees make the likely outcome certain, whichever it is.
         assert failures == sorted(failures, reverse=wins)
-        assert failures[-1] < 0.02 if wins else failures[-1] > 0.98
+        assert failures[-1] < 0.05 if wins else failures[-1] > 0.95
 
 
 def test_at_a_third_of_liars_skewed_shards_leave_most_judges_lying():

@@ -30,6 +30,9 @@ _FAR = 1e300
 _ROUNDING = 16 * float(np.finfo(np.float64).eps)
 """A variance below n times this share of the squared norms that it was computed from is none."""
 
+_GONE = 1e-100
+"""A confidence below this is none: weights are divided by, and must not be too small for that."""
+
 _TIED = 1e-12
 """Twins are equally far but for rounding: who is this near to the furthest goes with it."""
 
@@ -150,11 +153,11 @@ def _filtered(grams: Matrix, counted: npt.NDArray[np.bool_], enough: Matrix) -> 
         variance, scores = _furthest(grams[going], weights)
         better = variance < least[going]
         best[going[better]], least[going[better]] = weights[better], variance[better]
-        scores[mine == 0] = 0.0
         top = scores.max(axis=1, keepdims=True)
         with np.errstate(invalid="ignore", divide="ignore"):
             shares = np.where(scores >= (1 - _TIED) * top, 1.0, scores / top)
-        confidence[going] = mine * (1 - shares)
+        rest = mine * (1 - shares)
+        confidence[going] = np.where(rest < _GONE, 0.0, rest)
         left = confidence[going].sum(axis=1)
         # Nothing varies, or nobody is left: there is no further pass.
         going = going[(variance > 0) & (left > enough[going]) & (left > 0)]
@@ -164,7 +167,8 @@ def _filtered(grams: Matrix, counted: npt.NDArray[np.bool_], enough: Matrix) -> 
 def _furthest(grams: Matrix, weights: Matrix) -> tuple[Matrix, Matrix]:
     """The largest variance of weighted updates, and the squared ways along its direction.
 
-    The squared ways are up to a factor that is common to the members of a matrix.
+    The squared ways are up to a factor that is common to the members of a matrix; of those that
+    have no weight, 0.
     """
     towards = (grams @ weights[:, :, None])[:, :, 0]
     square = (weights * towards).sum(axis=1)
@@ -176,7 +180,9 @@ def _furthest(grams: Matrix, weights: Matrix) -> tuple[Matrix, Matrix]:
     noise = grams.shape[1] * _ROUNDING * (weights * squares).sum(axis=1)
     flat = spread <= noise
     scale = np.where(flat, 1.0, spread)
-    ways = roots[:, :, None] * (centred / scale[:, None, None])
+    # One that is out may be far beyond that size.
+    counting = (weights > 0)[:, :, None] & (weights > 0)[:, None, :]
+    ways = roots[:, :, None] * (np.where(counting, centred, 0.0) / scale[:, None, None])
     matrices = ways * roots[:, None, :]
     values, vectors = np.linalg.eigh((matrices + matrices.swapaxes(1, 2)) / 2)
     along = (vectors[:, None, :, -1] @ ways)[:, 0]
