@@ -110,7 +110,8 @@ ORACLES = {
     "mean-around-median": lambda u, h, f: kept_nearest(u.double().numpy(), h, len(u) - f),
 }
 CLOSED = list(ORACLES)
-OPEN = [rule for rule in RULES if rule not in ORACLES]
+BY_RUNNING = ["caf"]
+OPEN = [rule for rule in RULES if rule not in {*ORACLES, *BY_RUNNING}]
 
 
 def lies(seed, honest=13, d=40):
@@ -136,7 +137,23 @@ def test_what_the_attacker_foresees_is_what_the_rule_does(rule, seed, copies, si
     assert foreseen == really, (seed, copies)
 
 
-@pytest.mark.parametrize("rule", CLOSED)
+@pytest.mark.parametrize("rule", BY_RUNNING)
+@pytest.mark.parametrize("seed", range(4))
+def test_a_rule_that_mixes_is_run_and_the_lie_that_carries_it_furthest_is_sent(rule, seed):
+    honest, base, step = lies(seed)
+    ladder = strengths(30.0)
+    found = inflate(DeployedRule(RULES[rule], honest, 3, 3), base, -step, maximum=30.0)
+
+    def reach(strength):
+        lie = (base - strength * step).expand(3, -1)
+        return float((base - RULES[rule](torch.cat([honest, lie]), f=3)) @ step)
+
+    reached = {strength: reach(strength) for strength in ladder}
+    assert 0 < found < 30
+    assert reached[found] == pytest.approx(max(reached.values()), rel=0.1)
+
+
+@pytest.mark.parametrize("rule", [*CLOSED, *BY_RUNNING])
 def test_a_far_lie_is_not_selected_and_a_near_one_is(rule):
     honest, base, step = lies(0)
     near, far = DeployedRule(RULES[rule], honest, 3, 3).selects(base, step, [0.0, 1e3])
