@@ -92,8 +92,8 @@ class View:
         ...     deployed=rule, baseline=lambda name: rule,
         ...     source=holdout.stream(0, 1), run_source=holdout.stream(0),
         ... )
-        >>> view.mean, view.deviation, view.usual_norm
-        (tensor([2., 2.]), tensor([1., 0.]), 2.2360679774997898)
+        >>> view.mean, view.deviation, round(view.usual_norm, 2)
+        (tensor([2., 2.]), tensor([1., 0.]), 2.24)
         >>> view.deployed.outcome([torch.tensor([-1.0, -1.0])])
         tensor([1., 1.])
         >>> holdout.attacks.ATTACKS["sign-flip"]()(view).updates

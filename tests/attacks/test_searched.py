@@ -1,0 +1,161 @@
+"""Lies chosen by what comes of them, against a plain search over the same list."""
+
+import pytest
+import torch
+from torch.func import functional_call
+from torch.nn import functional as F  # noqa: N812
+
+from holdout.attacks import ATTACKS, DeployedRule
+from holdout.attacks.searched import candidates
+from holdout.learning import vector
+from holdout.rules import RULES
+
+DEPLOYED = ["mean", "median", "krum", "trimmed-mean"]
+
+
+def against(rule, make_view, **setting):
+    """A view of three liars among eight, with this rule deployed."""
+    known = make_view(**setting).known
+    return make_view(deployed=DeployedRule(RULES[rule], known, 3, 2), **setting)
+
+
+def held_loss(view, lies):
+    """The loss of the held samples after the step, computed with nothing of ours."""
+    step = view.deployed.outcome(list(lies))
+    weights = view.weights if step is None else view.weights - view.learning_rate * step
+    x, y = view.held()
+    with torch.no_grad():
+        logits = functional_call(view.model, vector.unflatten(view.model, weights), (x,))
+        return F.cross_entropy(logits.double(), y).item()
+
+
+def distance(view, lies):
+    step = view.deployed.outcome(list(lies))
+    step = torch.zeros_like(view.weights) if step is None else step
+    return float((step.double() - view.known.double().mean(dim=0)).norm())
+
+
+@pytest.mark.parametrize("model", ["mlp", "lenet5"])
+@pytest.mark.parametrize("rule", DEPLOYED)
+@pytest.mark.parametrize("seed", range(2))
+def test_greedy_sends_what_harms_most_of_all_it_tries(model, rule, seed, make_view):
+    view = against(rule, make_view, model=model, seed=seed)
+    sent = ATTACKS["greedy"](exact=1000)(view).updates
+    fresh = against(rule, make_view, model=model, seed=seed)
+    losses = {name: held_loss(fresh, lies) for name, lies in candidates(fresh)}
+    assert held_loss(view, sent) == pytest.approx(max(losses.values()), rel=1e-4)
+    assert max(losses.values()) >= losses["honest work"]
+
+
+@pytest.mark.parametrize("rule", DEPLOYED)
+def test_more_exact_trials_never_find_less_harm(rule, make_view):
+    harm = {
+        exact: held_loss(view, ATTACKS["greedy"](exact=exact)(view).updates)
+        for exact in (1, 8, 1000)
+        for view in [against(rule, make_view)]
+    }
+    honest = held_loss(view := against(rule, make_view), view.own_updates())
+    assert honest <= harm[1] <= harm[8] <= harm[1000]
+
+
+def test_the_list_is_the_stated_one(make_view):
+    view = make_view(count=2)
+    lies = dict(candidates(view))
+    own, mean, deviation = view.own_updates(), view.mean, view.deviation
+    usual = float(view.known.norm(dim=1).median())
+    assert all(lie.shape == own.shape for lie in lies.values())
+    plain = {
+        "honest work": own,
+        "mean times -3": (-3 * mean).expand(2, -1),
+        "mean - 0.75 deviations": (mean - 0.75 * deviation).expand(2, -1),
+        "own reversed": -own,
+        "own - 4 means": own - 4 * mean,
+        "own - half a step": own - 0.5 * usual * mean / mean.norm(),
+        "own + 0.3 deviations": own + 0.3 * deviation,
+        "back to the start": (usual * view.weights / view.weights.norm()).expand(2, -1),
+    }
+    for name, expected in plain.items():
+        assert torch.allclose(lies[name], expected, atol=1e-5), name
+    # 1 + 5 + 10 + 1 + 3 + 1 + 2 + 1, a permutation, three classes twice, and all of them.
+    assert len(lies) == 24 + 1 + 6 + 1
+
+
+def test_what_makes_it_forget_is_against_the_gradient_and_of_usual_length(make_view):
+    view = make_view()
+    x, y = view.held()
+    lies = dict(candidates(view))
+    losses = {}
+    for label in range(4):
+        weights = view.weights.clone().requires_grad_()
+        logits = functional_call(view.model, vector.unflatten(view.model, weights), (x,))
+        loss = F.cross_entropy(logits[y == label], y[y == label])
+        (slope,) = torch.autograd.grad(loss, weights)
+        losses[label] = loss.item()
+        if f"class {label} forgotten" in lies:
+            lie = lies[f"class {label} forgotten"][0]
+            assert float(lie.norm()) == pytest.approx(view.usual_norm, rel=1e-4)
+            assert float(F.cosine_similarity(lie, slope, dim=0)) == pytest.approx(-1, abs=1e-4)
+            half = lies[f"own + half of class {label} forgotten"]
+            assert torch.allclose(half, view.own_updates() + 0.5 * lie, atol=1e-6)
+    best_known = min(losses, key=losses.__getitem__)
+    assert f"class {best_known} forgotten" not in lies
+
+
+def test_a_model_without_units_to_permute_is_attacked_with_the_others(make_view):
+    network = torch.nn.Linear(12, 4)
+    weights = vector.flatten(network)
+    known = torch.randn(5, len(weights), generator=torch.Generator().manual_seed(0))
+    view = make_view(
+        model="mlp",
+        deployed=DeployedRule(RULES["mean"], known, 3, 2),
+    )
+    view.__dict__.update(model=network, weights=weights, start=weights, known=known)
+    view.__dict__.update(own_updates=lambda: known[:3])
+    assert "units in another order" not in dict(candidates(view))
+    assert ATTACKS["greedy"]()(view).updates.shape == (3, len(weights))
+
+
+@pytest.mark.parametrize("name", ["opt-alie", "opt-ipm"])
+@pytest.mark.parametrize(("by", "harm"), [("distance", distance), ("loss", held_loss)])
+@pytest.mark.parametrize("rule", DEPLOYED)
+def test_no_other_strength_on_a_fine_grid_is_much_worse(name, by, harm, rule, make_view):
+    view = against(rule, make_view)
+    lie = ATTACKS[name](gamma_max=9.0, by=by)(view)
+    zero = torch.zeros_like(view.mean)
+    ways = {"opt-alie": (view.mean, view.deviation), "opt-ipm": (zero, -view.mean)}
+    base, step = ways[name]
+    assert torch.allclose(lie.updates, base + lie.gamma * step, atol=1e-6)
+    assert abs(lie.gamma) <= 9.0
+
+    def at(gamma):
+        return harm(view, (base + gamma * step).expand(3, -1))
+
+    grid = [at(0.25 * place) for place in range(-36, 37)]
+    assert at(lie.gamma) >= max(grid) - 0.35 * (max(grid) - min(grid))
+    assert at(lie.gamma) >= max(at(9.0), at(-9.0), at(0.0)) - 1e-6
+
+
+def test_both_signs_are_tried(make_view):
+    signs = {
+        ATTACKS["opt-alie"](by="loss")(against("mean", make_view, seed=seed)).gamma > 0
+        for seed in range(12)
+    }
+    assert signs == {True, False}
+
+
+def test_a_maximum_of_zero_leaves_the_base(make_view):
+    view = against("mean", make_view)
+    assert ATTACKS["opt-alie"](gamma_max=0.0)(view).gamma == 0.0
+    assert torch.equal(ATTACKS["opt-alie"](gamma_max=0.0)(view).updates, view.mean)
+
+
+def test_a_step_that_no_model_survives_is_the_worst(make_view):
+    class Fragile:
+        leaves_nobody_out = True
+
+        def outcome(self, lies):
+            return lies[0] * torch.inf if lies[0].norm() > 100 else lies[0]
+
+    view = make_view(deployed=Fragile())
+    for by in ("distance", "loss"):
+        assert ATTACKS["opt-ipm"](by=by, gamma_max=1e6)(view).updates.norm() > 100

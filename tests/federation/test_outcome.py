@@ -1,0 +1,143 @@
+"""What the attacker foresees of a step is the step that the round makes, to the bit."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from holdout.attacks import BALLOT_ATTACKS, Lie
+from holdout.federation.round_setup import first_state
+from holdout.rules import RULES, compose
+
+VOTES = [
+    {"gate": gate, "bound": bound, "scoring": scoring}
+    for gate in ("median", "zero", "none")
+    for bound, scoring in ((True, "exact"), (True, "first-order"), (False, "exact"))
+]
+
+
+class Foreseen:
+    """Sends lies of one kind, and keeps what it foresaw."""
+
+    def __init__(self, make):
+        self.make, self.outcomes = make, []
+
+    def __call__(self, view):
+        lies = self.make(view)
+        # Something else first: what was tried before must not change what is foreseen.
+        view.deployed.outcome([-3 * view.mean] * view.count)
+        self.outcomes.append(view.deployed.outcome(lies))
+        return Lie(lies)
+
+
+def copies(view):
+    return [view.mean - 0.4 * view.deviation] * view.count
+
+
+def each_its_own(view):
+    return list(view.own_updates() - view.mean)
+
+
+def long(view):
+    return [-50 * view.mean] * view.count
+
+
+def junk(view):
+    """The first stays silent, the second sends NaN, the third too many numbers."""
+    lies = each_its_own(view)
+    wrong = [None, torch.full_like(view.mean, torch.nan), torch.zeros(len(view.mean) + 1)]
+    return [*wrong, *lies][: view.count]
+
+
+KINDS = {"copies": copies, "own": each_its_own, "long": long, "junk": junk}
+
+
+def check(federation, curve, kind, play, rounds=3):
+    """Every step of these rounds was foreseen."""
+    attack = Foreseen(KINDS[kind])
+    state = first_state(federation)
+    for _ in range(rounds):
+        seen = len(attack.outcomes)
+        (record,), after = play(federation, replace(curve, act=attack), 1, state)
+        if len(attack.outcomes) > seen:
+            foreseen = attack.outcomes[-1]
+            assert (foreseen is None) == (record.outcome != "step")
+            step = torch.zeros_like(state.weights) if foreseen is None else foreseen
+            assert torch.equal(after.weights, state.weights - 0.1 * step)
+        state = after
+    assert attack.outcomes
+    return attack.outcomes
+
+
+@pytest.mark.parametrize("rule", [*RULES, "nnm+krum", "clipping+trimmed-mean"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_outcome_of_a_rule_is_the_step_of_the_round(rule, kind, scene, play):
+    check(*scene(rule, federation={"proposers": 12, "assumed_byzantine": 0.2}), kind, play)
+
+
+@pytest.mark.parametrize("vote", VOTES, ids=lambda vote: "-".join(map(str, vote.values())))
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_outcome_of_a_vote_is_the_step_of_the_round(vote, kind, scene, play):
+    check(*scene("holdout", vote=vote, seed=1), kind, play)
+
+
+@pytest.mark.parametrize("ballots", BALLOT_ATTACKS)
+@pytest.mark.parametrize("kind", ["copies", "own"])
+@pytest.mark.parametrize("rule", ["holdout", "holdout-paper"])
+def test_the_outcome_knows_how_byzantine_voters_vote(rule, ballots, kind, scene, play):
+    check(*scene(rule, attack={"voters": ballots}, seed=2), kind, play)
+
+
+@pytest.mark.parametrize("rule", ["holdout", "mean", "krum"])
+def test_worker_momentum_is_foreseen_too(rule, scene, play):
+    check(*scene(rule, training={"worker_momentum": 0.9}), "own", play)
+
+
+def test_a_rule_that_keeps_something_is_rehearsed_with_what_it_kept(scene, play):
+    def drag(updates, *, f, context):
+        last = context.state.get("last", torch.zeros(updates.shape[1]))
+        noise = torch.randn(updates.shape[1], generator=context.generator())
+        context.state["last"] = 0.5 * last + updates[f:].mean(dim=0) + 0.01 * noise
+        return context.state["last"]
+
+    check(*scene("drag", plugins={"rules": {"drag": drag}}), "own", play)
+
+
+def test_a_rule_that_is_infeasible_makes_no_step(scene, play):
+    setting = {"workers": 9, "byzantine": 4, "proposers": 4, "assumed_byzantine": 1}
+    foreseen = []
+    for seed in range(4):
+        federation, curve = scene("krum", seed=seed, federation={**setting, "voters": 3})
+        foreseen += check(federation, curve, "junk", play, rounds=4)
+    assert any(step is None for step in foreseen)
+
+
+@pytest.mark.parametrize("knowledge", ["coalition", "last-round"])
+@pytest.mark.parametrize("rule", ["holdout", "mean"])
+def test_who_is_not_omniscient_foresees_something_else(rule, knowledge, scene, play):
+    federation, curve = scene(rule, attack={"knowledge": knowledge})
+    attack = Foreseen(copies)
+    (_,), after = play(federation, replace(curve, act=attack))
+    (foreseen,) = attack.outcomes
+    assert foreseen is None or foreseen.shape == after.weights.shape
+    assert not torch.equal(after.weights, federation.initial_weights - 0.1 * foreseen)
+
+
+@pytest.mark.parametrize(
+    ("made", "message"),
+    [
+        (lambda updates, *, f: updates[:, :-f], "must return floats of shape"),
+        (lambda updates, *, f: [f, updates], "must return floats of shape"),
+        (lambda updates, *, f: updates.no_such_thing(f), "raised AttributeError"),
+    ],
+)
+def test_what_is_wrong_with_a_custom_rule_is_said_of_the_rule(made, message, scene, play):
+    federation, curve = scene("mine", plugins={"rules": {"mine": made}})
+    with pytest.raises(Exception, match=f"rule 'mine' {message}"):
+        play(federation, replace(curve, act=Foreseen(copies)))
+
+
+def test_a_composed_rule_of_ones_own_is_foreseen_as_well(scene, play):
+    federation, curve = scene("mean")
+    mine = compose(lambda updates, *, f: updates[f:] * 2, RULES["median"])
+    check(federation, replace(curve, method=mine), "own", play)
