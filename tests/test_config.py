@@ -115,6 +115,10 @@ def test_toml_and_back_changes_nothing(learning_rate, byzantine, seeds, scale, r
 # What is wrong: section, key, value, and what the message says after `section.key = value: `.
 MISTAKES = [
     ("experiment", "rounds", 0, "must be greater than or equal to 1"),
+    ("attack", "onset", 0, "must be greater than or equal to 1"),
+    ("attack", "every", 0, "must be greater than or equal to 1"),
+    ("attack", "ramp", -1, "must be greater than or equal to 0"),
+    ("attack", "dormant", 0.5, "must be a valid integer"),
     ("experiment", "rounds", -3, "must be greater than or equal to 1"),
     ("experiment", "rounds", True, "must be a valid integer"),
     ("experiment", "rounds", 2.0, "must be a valid integer"),

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from holdout.attacks import BALLOT_ATTACKS, Lie
+from holdout.federation import decentralized
 from holdout.federation.round_setup import first_state
 from holdout.rules import RULES, compose
 
@@ -141,3 +142,23 @@ def test_a_composed_rule_of_ones_own_is_foreseen_as_well(scene, play):
     federation, curve = scene("mean")
     mine = compose(lambda updates, *, f: updates[f:] * 2, RULES["median"])
     check(federation, replace(curve, method=mine), "own", play)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_without_a_server_the_step_is_foreseen_to_rounding(kind, scene):
+    size = {"workers": 12, "byzantine": 3, "assumed_byzantine": 3, "proposers": 6, "voters": 6}
+    setting = {"federation": {"mode": "decentralized", "disjoint": False, **size}}
+    federation, curve = scene("holdout", **setting)
+    attack = Foreseen(KINDS[kind])
+    state = first_state(federation)
+    for _ in range(3):
+        seen = len(attack.outcomes)
+        record, after = decentralized.run_round(federation, replace(curve, act=attack), state)
+        if len(attack.outcomes) > seen:
+            foreseen = attack.outcomes[-1]
+            assert (foreseen is None) == (record.outcome != "step")
+            step = torch.zeros_like(state.weights) if foreseen is None else foreseen
+            # Copies are told apart by the last bit of a coordinate, and the mean is in float64.
+            assert torch.allclose(after.weights, state.weights - 0.1 * step, atol=1e-6)
+        state = after
+    assert attack.outcomes
