@@ -301,25 +301,26 @@ def cosines(vectors: Vectors, others: Vectors | None = None) -> Matrix:
         array([[1. , 0.6],
                [0.6, 1. ]])
     """
-    left, right = vectors, vectors if others is None else others
-    shape = len(left.rows), len(right.rows)
+    right = vectors if others is None else others
+    shape = len(vectors.rows), len(right.rows)
     if 0 in shape:
         return np.zeros(shape)
+    left_rows, right_rows = ([device.to_numpy(row) for row in v.rows] for v in (vectors, right))
 
     def work(starts: range) -> Matrix:
         total = np.zeros(shape)
         for start in starts:
-            first = _block(left, start)
-            total += first @ (first if right is left else _block(right, start)).T
+            block = _block(left_rows, start)
+            total += block @ (block if others is None else _block(right_rows, start)).T
         return total
 
-    total: Matrix = np.sum(map_runs(work, len(left.rows[0]), _WIDTH), axis=0)
-    lengths = np.outer(left.lengths, right.lengths)
+    total: Matrix = np.sum(map_runs(work, len(left_rows[0]), _WIDTH), axis=0)
+    lengths = np.outer(vectors.lengths, right.lengths)
     return np.divide(total, lengths, out=np.zeros(shape), where=lengths > TINY**2)
 
 
-def _block(vectors: Vectors, start: int) -> npt.NDArray[np.float32]:
-    return np.stack([device.to_numpy(row[start : start + _WIDTH]) for row in vectors.rows])
+def _block(arrays: Sequence[npt.NDArray[np.float32]], start: int) -> npt.NDArray[np.float32]:
+    return np.stack([array[start : start + _WIDTH] for array in arrays])
 
 
 def products_of(lengths: Matrix, table: Matrix, *, proposals: int, messages: int) -> Products:

@@ -10,9 +10,9 @@ from types import MappingProxyType
 
 from holdout.attacks import ballots, camouflaged, messages, persistent, searched, updates
 from holdout.attacks.ballots import BallotAttack, BallotView
-from holdout.attacks.messages import MessageAttack, MessageView
+from holdout.attacks.messages import CoalitionView, MessageAttack, MessageView
 from holdout.attacks.search import DeployedRule
-from holdout.attacks.view import Attack, Deployed, Lie, Tried, View
+from holdout.attacks.view import Attack, Deployed, Lie, Trial, View
 
 ATTACKS: Mapping[str, Callable[..., Attack]] = MappingProxyType(
     {
@@ -77,11 +77,12 @@ __all__ = [
     "Attack",
     "BallotAttack",
     "BallotView",
+    "CoalitionView",
     "Deployed",
     "DeployedRule",
     "Lie",
     "MessageAttack",
     "MessageView",
-    "Tried",
+    "Trial",
     "View",
 ]

@@ -14,41 +14,65 @@ from torch import Tensor
 
 from holdout import device
 from holdout.ids import WorkerId
-from holdout.learning.vector import of_length
+from holdout.learning.vector import norm, of_length
 from holdout.seeds import Stream
 
 
 @dataclass(frozen=True, eq=False)
+class CoalitionView:
+    """What all Byzantine voters of a round know.
+
+    Example:
+        >>> known = torch.tensor([[2.0, 0.0], [0.0, 2.0]])
+        >>> CoalitionView([torch.tensor([-4.0, 0.0])], known, usual_norm=2.0).promoting
+        tensor([-2.,  0.])
+    """
+
+    lies: Sequence[Tensor]
+    """What the coalition's proposers send, as far as a server would admit it."""
+    known: Tensor
+    """(h, d) the honest voters' messages, as far as `attack.knowledge` shows them."""
+    usual_norm: float
+    """The median of their L2 norms; 0 where none is known."""
+
+    @cached_property
+    def promoting(self) -> Tensor | None:
+        """The mean of the lies at the usual length; None where there are no lies."""
+        if not self.lies:
+            return None
+        first = self.lies[0]
+        same = all(lie is first for lie in self.lies)
+        mean = first if same else torch.stack(list(self.lies)).mean(dim=0)
+        return of_length(mean, self.usual_norm) if self.usual_norm else mean
+
+    @cached_property
+    def opposing(self) -> Tensor | None:
+        """The mean of the known messages, reversed, at the usual length; None if none is known."""
+        if not len(self.known):
+            return None
+        return of_length(-self.known.mean(dim=0), self.usual_norm)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class MessageView:
     """What a Byzantine voter knows when it sends its joint ballot.
 
     Example:
         >>> from holdout import stream
-        >>> view = MessageView(
-        ...     voter=9, lies=[torch.tensor([-4.0, 0.0])], own=lambda: torch.tensor([1.0, 1.0]),
-        ...     known=lambda: torch.tensor([[2.0, 0.0], [0.0, 2.0]]), source=stream(0),
-        ... )
+        >>> shared = CoalitionView([torch.tensor([-4.0, 0.0])], torch.tensor([[2.0, 0.0]]), 2.0)
+        >>> view = MessageView(9, shared, own=lambda: torch.tensor([1.0, 1.0]), source=stream(0))
         >>> coalition(view), inverted(view)
-        (tensor([-2., 0.]), tensor([-1., -1.]))
+        (tensor([-2.,  0.]), tensor([-1., -1.]))
     """
 
     voter: WorkerId
     """Who votes."""
-    lies: Sequence[Tensor]
-    """What the coalition's proposers send, as far as a server would admit it."""
+    shared: CoalitionView
+    """What all Byzantine voters know."""
     own: Callable[[], Tensor]
     """What this voter would send if it were honest."""
-    known: Callable[[], Tensor]
-    """(h, d) the honest voters' messages, as far as `attack.knowledge` shows them."""
     source: Stream
     """Random integers that only this voter draws in this round."""
-
-    @cached_property
-    def usual_norm(self) -> float:
-        """The (lower) median of the known messages' L2 norms; where none is known, the own one."""
-        known = self.known()
-        rows = known if len(known) else self.own()[None]
-        return float(torch.linalg.vector_norm(rows, dim=1, dtype=torch.float64).median())
 
 
 class MessageAttack(Protocol):
@@ -72,20 +96,17 @@ def honest(view: MessageView) -> Tensor | None:
 
 def coalition(view: MessageView) -> Tensor | None:
     """The coalition's mean lie at the usual length: a direction that speaks for it."""
-    if not view.lies:
-        return None
-    return of_length(torch.stack(list(view.lies)).mean(dim=0), view.usual_norm)
+    return view.shared.promoting
 
 
 def starve(view: MessageView) -> Tensor | None:
     """The honest messages' mean, reversed: a direction that speaks against honest proposals."""
-    known = view.known()
-    return of_length(-known.mean(dim=0), view.usual_norm) if len(known) else -view.own()
+    return view.shared.opposing
 
 
 def short(view: MessageView) -> Tensor | None:
     """The coalition's first lie as it is."""
-    return view.lies[0] if view.lies else None
+    return view.shared.lies[0] if view.shared.lies else None
 
 
 def blank(view: MessageView) -> Tensor | None:
@@ -98,7 +119,7 @@ def random(view: MessageView) -> Tensor | None:
     """Noise of the usual length."""
     own = view.own()
     noise = device.randn(len(own), generator=device.generator(view.source.generator_seed()))
-    return of_length(noise, view.usual_norm)
+    return of_length(noise, view.shared.usual_norm or norm(own))
 
 
 def inverted(view: MessageView) -> Tensor | None:

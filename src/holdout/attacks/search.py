@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from holdout.attacks.view import Deployed, Tried
+from holdout.attacks.view import Deployed, Trial
 from holdout.custom_code import describe, guard
 from holdout.errors import InfeasibleError, PluginError
 from holdout.rules import mean
@@ -67,8 +67,11 @@ class DeployedRule:
             return
         yield from map(self.rule.rehearse(line), tried)
 
-    def outcome(self, lies: Sequence[Tensor | None]) -> Tensor | None:
+    def outcome(
+        self, lies: Sequence[Tensor | None], messages: Sequence[Tensor | None] | None = None
+    ) -> Tensor | None:
         """The rule over the honest updates and these lies; None where there would be no step."""
+        del messages  # A rule has no voters.
         places = self.places or range(len(self.honest), len(self.honest) + len(lies))
         rows: list[Tensor | None] = list(self.honest)
         for place, lie in zip(places, lies, strict=True):
@@ -90,9 +93,9 @@ class DeployedRule:
             )
         return result.detach().float().clone()
 
-    def outcomes(self, tried: Sequence[Tried]) -> Iterator[Tensor | None]:
-        """The outcome of each lie in turn; a rule has no voters."""
-        return (self.outcome(one.lies) for one in tried)
+    def reaches(self, basis: Tensor, trials: Sequence[Trial], along: Tensor) -> list[float]:
+        """How far the outcome of each trial goes along a direction."""
+        return reaches_one_by_one(self, basis, trials, along)
 
     def _apply(self, updates: Tensor, f: int) -> Tensor:
         context = self.context() if self.context else None
@@ -101,6 +104,19 @@ class DeployedRule:
             return self.rule.finish(prepared, f=f, context=context)
         chosen = list(self.rule.choose(prepared, f))
         return mean(prepared if len(chosen) == len(prepared) else prepared[chosen], f=0)
+
+
+def reaches_one_by_one(
+    deployed: Deployed, basis: Tensor, trials: Sequence[Trial], along: Tensor
+) -> list[float]:
+    """`Deployed.reaches` of a rule that can only be run as a whole."""
+    direction = along.double()
+
+    def reach(trial: Trial) -> float:
+        update = deployed.outcome(*trial.dense(basis))
+        return 0.0 if update is None else float(update.double() @ direction)
+
+    return [reach(trial) for trial in trials]
 
 
 def _admitted(lie: Tensor | None, dimension: int) -> Tensor | None:

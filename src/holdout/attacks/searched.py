@@ -1,25 +1,30 @@
 """Lies chosen by what comes of them: each is tried through the rule that is deployed."""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from functools import partial
+from typing import Literal, Self
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from holdout.attacks.updates import Permute
-from holdout.attacks.view import Lie, Tried, View
+from holdout.attacks.view import Lie, Mixtures, Trial, View, dense
 from holdout.errors import ModelError
 from holdout.learning.scoring import sample_losses
 from holdout.learning.training import gradients
-from holdout.learning.vector import of_length
+from holdout.learning.vector import norm, of_length
 
 By = Literal["distance", "loss"]
 """What counts as harm: how far the step is from the honest mean, or the held samples' loss."""
 
 FIRST, GROWTH = 0.1, 1.5
 """The lowest rung of the ladder of strengths, and from one to the next."""
+
+PERMUTED, CLASS = "units in another order", "class "
+"""Names of lies, and of the vectors behind them."""
 
 CLASSES = 3
 """How many classes `Greedy` attacks one by one: those that the model knows least."""
@@ -68,7 +73,8 @@ class Greedy:
 
     def __call__(self, view: View) -> Lie:
         """A row for each Byzantine proposer."""
-        return _most_harmful(view, [Tried(list(lie)) for _, lie in candidates(view)], self.exact)
+        menu = Menu.of(view)
+        return _most_harmful(view, menu, [Trial(lies) for lies in menu.lies.values()], self.exact)
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,99 +90,159 @@ class Jointly:
 
     def __call__(self, view: View) -> Lie:
         """A row for each Byzantine proposer, and one for each Byzantine voter."""
-        tried = [
-            Tried(list(lie), messages)
-            for _, lie in candidates(view)
-            for messages in ways_to_vote(view, lie)
+        menu = Menu.of(view)
+        trials = [
+            Trial(lies, messages)
+            for lies in menu.lies.values()
+            for messages in menu.ways_to_vote(lies)
         ]
-        return _most_harmful(view, tried, self.exact)
+        return _most_harmful(view, menu, trials, self.exact)
 
 
-def ways_to_vote(view: View, lie: Tensor) -> Iterator[Sequence[Tensor | None] | None]:
-    """What `Jointly` lets lying voters send with a lie: a row for each of them."""
-    own, known = view.own_messages(), view.messages()
-    if not len(own):
-        yield None
-        return
-    count, rows = len(own), known if len(known) else own
-    usual = float(torch.linalg.vector_norm(rows, dim=1, dtype=torch.float64).median())
-    speaking = of_length(lie.mean(dim=0), usual)
-    mean, deviation = rows.mean(dim=0), rows.std(dim=0, correction=0)
-    yield list(own)
-    yield [speaking] * count
-    yield [of_length(-mean, usual)] * count
-    yield list(-own)
-    yield [mean - 1.5 * deviation] * count
-    yield list(own + 0.5 * speaking)
-    yield [None] * count
+@dataclass(frozen=True, slots=True, eq=False)
+class Menu:
+    """What a searching attacker chooses from: lies by name, as mixtures of a few vectors."""
+
+    basis: Tensor
+    """(k, d) the vectors."""
+    lies: Mapping[str, Mixtures]
+    """For each lie, a row of coefficients for each Byzantine proposer."""
+    slope: Tensor
+    """The gradient of the held samples' loss."""
+    voters: Mapping[str, Mixtures]
+    """What voters may send whatever the lie is; empty where ballots are not joint."""
+    usual_message: float
+    """The median norm of the honest voters' messages."""
+
+    @classmethod
+    def of(cls, view: View) -> Self:
+        """What can be sent in this round."""
+        x, y = view.held()
+        (slope,) = gradients(view.model, view.weights, [(x, y)])
+        usual = view.usual_norm
+        rows: dict[str, Tensor] = {
+            "mean": view.mean,
+            "deviation": view.deviation,
+            "step": of_length(view.mean, usual),
+            "back": of_length(view.weights - view.start, usual),
+            "slope": of_length(slope, usual),
+            **_permuted(view),
+            **_class_slopes(view, x, y),
+        }
+        own, spoken = view.own_updates(), view.own_messages()
+        known = view.messages() if len(view.messages()) else spoken
+        if len(spoken):
+            norms = torch.linalg.vector_norm(known, dim=1, dtype=torch.float64)
+            rows["messages"] = known.mean(dim=0)
+            rows["messages' deviation"] = known.std(dim=0, correction=0)
+        basis = torch.cat(
+            [torch.stack(list(rows.values())), own, *([spoken] if len(spoken) else [])]
+        )
+        place = {name: number for number, name in enumerate(rows)}
+
+        def alike(count: int, **factors: float) -> Mixtures:
+            """The same mixture from everybody."""
+            mixtures = np.zeros((count, len(basis)))
+            for name, factor in factors.items():
+                mixtures[:, place[name]] = factor
+            return mixtures
+
+        def each(first: int, count: int, factor: float = 1.0) -> Mixtures:
+            """Everybody's own vector."""
+            mixtures = np.zeros((count, len(basis)))
+            mixtures[np.arange(count), first + np.arange(count)] = factor
+            return mixtures
+
+        n = view.count
+        lies = dict(_lies(place, partial(alike, n), partial(each, len(rows), n)))
+        voters: dict[str, Mixtures] = {}
+        usual_message = 0.0
+        if len(spoken):
+            usual_message = float(norms.median())
+            m = len(spoken)
+            mine = partial(each, len(rows) + len(own), m)
+            length = norm(rows["messages"])
+            voters = {
+                "honest": mine(),
+                "reversed": mine(-1.0),
+                "against all": alike(m, messages=-usual_message / length if length else 0.0),
+                "camouflaged": alike(m, **{"messages": 1.0, "messages' deviation": -1.5}),
+                "silent": np.zeros((0, len(basis))),
+            }
+        return cls(basis, lies, slope, voters, usual_message)
+
+    def ways_to_vote(self, lies: Mixtures) -> Iterator[Mixtures | None]:
+        """What lying voters may send with a lie, a row for each of them; None: as usual."""
+        if not self.voters:
+            yield None
+            return
+        yield from self.voters.values()
+        mean = lies.mean(axis=0)
+        length = norm(dense(mean[None], self.basis)[0])
+        promoting = mean * (self.usual_message / length if length else 0.0)
+        honest = self.voters["honest"]
+        yield np.repeat(promoting[None], len(honest), axis=0)
+        yield honest + 0.5 * promoting
 
 
-def _most_harmful(view: View, tried: Sequence[Tried], exact: int) -> Lie:
+def _lies(
+    place: Collection[str], alike: Callable[..., Mixtures], own: Callable[..., Mixtures]
+) -> Iterator[tuple[str, Mixtures]]:
+    """The lies that are tried, by name."""
+    yield "honest work", own()
+    for factor in (0.5, -0.5, -1.0, -3.0, -100.0):
+        yield f"mean times {factor:g}", alike(mean=factor)
+    for gamma in (0.3, 0.75, 1.5, 3.0, 30.0):
+        yield f"mean + {gamma:g} deviations", alike(mean=1.0, deviation=gamma)
+        yield f"mean - {gamma:g} deviations", alike(mean=1.0, deviation=-gamma)
+    yield "own reversed", own(-1.0)
+    for factor in (1.0, 2.0, 4.0):
+        yield f"own - {factor:g} means", own() + alike(mean=-factor)
+    yield "own - half a step", own() + alike(step=-0.5)
+    yield "own + 0.3 deviations", own() + alike(deviation=0.3)
+    yield "own - 0.3 deviations", own() + alike(deviation=-0.3)
+    yield "back to the start", alike(back=1.0)
+    if PERMUTED in place:
+        yield PERMUTED, alike(**{PERMUTED: 1.0})
+    for name in place:
+        if name.startswith(CLASS):
+            yield f"{name} forgotten", alike(**{name: -1.0})
+            yield f"own + half of {name} forgotten", own() + alike(**{name: -0.5})
+    yield "all forgotten", alike(slope=-1.0)
+
+
+def _most_harmful(view: View, menu: Menu, trials: Sequence[Trial], exact: int) -> Lie:
     """The lie after which the loss on held samples is largest.
 
     Those whose step goes furthest against the gradient of the held samples are tried on them.
     """
-    x, y = view.held()
-    (slope,) = gradients(view.model, view.weights, [(x, y)]).double()
-    # Of all steps only the best are kept: there may be hundreds.
-    best: list[tuple[float, int, Tensor]] = []
-    for place, update in enumerate(view.deployed.outcomes(tried)):
-        step = torch.zeros_like(view.weights) if update is None else update
-        damage = _finite_or_worst(float(-(step.double() @ slope)))
-        best = sorted([*best, (-damage, place, step)], key=lambda one: one[:2])[: max(1, exact)]
-    losses = _losses_after(view, [step for _, _, step in best])
-    worst = max(range(len(best)), key=losses.__getitem__)  # The first of equals.
-    chosen = tried[best[worst][1]]
-    return Lie(chosen.lies, messages=chosen.messages)
+    reaches = view.deployed.reaches(menu.basis, trials, menu.slope)
+    damage = [_finite_or_worst(-reach) for reach in reaches]
+    order = sorted(range(len(trials)), key=lambda place: -damage[place])
+    best = [trials[place].dense(menu.basis) for place in order[: max(1, exact)]]
+    none = torch.zeros_like(view.weights)
+    steps = [none if (u := view.deployed.outcome(*one)) is None else u for one in best]
+    losses = _losses_after(view, steps)
+    lies, messages = best[max(range(len(best)), key=losses.__getitem__)]  # The first of equals.
+    return Lie(lies, messages=messages)
 
 
-def candidates(view: View) -> Iterator[tuple[str, Tensor]]:
-    """What `Greedy` tries: names, and a row for each Byzantine proposer."""
-    own, mean, deviation = view.own_updates(), view.mean, view.deviation
-    usual = view.usual_norm
-
-    def alike(lie: Tensor) -> Tensor:
-        return lie.expand(view.count, -1)
-
-    yield "honest work", own
-    for factor in (0.5, -0.5, -1.0, -3.0, -100.0):
-        yield f"mean times {factor:g}", alike(factor * mean)
-    for gamma in (0.3, 0.75, 1.5, 3.0, 30.0):
-        yield f"mean + {gamma:g} deviations", alike(mean + gamma * deviation)
-        yield f"mean - {gamma:g} deviations", alike(mean - gamma * deviation)
-    yield "own reversed", -own
-    for factor in (1.0, 2.0, 4.0):
-        yield f"own - {factor:g} means", own - factor * mean
-    yield "own - half a step", own - 0.5 * of_length(mean, usual)
-    yield "own + 0.3 deviations", own + 0.3 * deviation
-    yield "own - 0.3 deviations", own - 0.3 * deviation
-    yield "back to the start", alike(of_length(view.weights - view.start, usual))
-    yield from _permuted(view)
-    x, y = view.held()
-    classes = _worst_classes(view, x, y)
-    batches = [(x[y == label], y[y == label]) for label in classes]
-    for label, slope in zip(classes, gradients(view.model, view.weights, batches), strict=True):
-        ascent = -of_length(slope, usual)
-        yield f"class {label} forgotten", alike(ascent)
-        yield f"own + half of class {label} forgotten", own + 0.5 * ascent
-    (slope,) = gradients(view.model, view.weights, [(x, y)])
-    yield "all forgotten", alike(-of_length(slope, usual))
-
-
-def _permuted(view: View) -> Iterator[tuple[str, Tensor]]:
+def _permuted(view: View) -> dict[str, Tensor]:
     try:
         lie = Permute()(view).updates
     except ModelError:  # Not every model has units that can change places.
-        return
-    if isinstance(lie, Tensor):
-        yield "units in another order", lie.expand(view.count, -1)
+        return {}
+    return {PERMUTED: lie} if isinstance(lie, Tensor) else {}
 
 
-def _worst_classes(view: View, x: Tensor, y: Tensor) -> list[int]:
-    """The classes among the held samples that the model does worst on, worst first."""
+def _class_slopes(view: View, x: Tensor, y: Tensor) -> dict[str, Tensor]:
+    """Gradients of the classes that the model does worst on, worst first, at the usual length."""
     losses = sample_losses(view.model, view.weights[None], x, y)[0].double()
     mean_of = {int(label): float(losses[y == label].mean()) for label in torch.unique(y)}
-    return sorted(mean_of, key=lambda label: -mean_of[label])[:CLASSES]
+    worst = sorted(mean_of, key=lambda label: -mean_of[label])[:CLASSES]
+    slopes = gradients(view.model, view.weights, [(x[y == c], y[y == c]) for c in worst])
+    pairs = zip(worst, slopes, strict=True)
+    return {f"{CLASS}{label}": of_length(slope, view.usual_norm) for label, slope in pairs}
 
 
 def _strongest(view: View, base: Tensor, direction: Tensor, maximum: float, by: By) -> Lie:
@@ -186,9 +252,9 @@ def _strongest(view: View, base: Tensor, direction: Tensor, maximum: float, by: 
         rungs.append(rung)
     ladder = [*rungs, maximum] if maximum > 0 else rungs
     tried = [sign * gamma for gamma in ladder for sign in (1.0, -1.0) if gamma or sign > 0]
-    lies = [Tried([base + gamma * direction] * view.count) for gamma in tried]
     none = torch.zeros_like(view.weights)
-    steps = [none if step is None else step for step in view.deployed.outcomes(lies)]
+    lies = [[base + gamma * direction] * view.count for gamma in tried]
+    steps = [none if (u := view.deployed.outcome(lie)) is None else u for lie in lies]
     if by == "loss":
         harm = _losses_after(view, steps)
     else:

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Protocol
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
@@ -45,30 +47,63 @@ class Deployed(Protocol):
     ) -> Iterable[bool]:
         """For each strength s: whether base + s * direction, sent by all, is selected."""
 
-    def outcome(self, lies: Sequence[Tensor | None]) -> Tensor | None:
+    def outcome(
+        self, lies: Sequence[Tensor | None], messages: Sequence[Tensor | None] | None = None
+    ) -> Tensor | None:
         """The update that would be made if its proposers, in id order, sent these; None: no step.
 
-        What the server would reject is rejected here too.
+        What the server would reject is rejected here too. Where ballots are joint, `messages` is
+        what its voters send; None: what `attack.voters` says.
         """
 
-    def outcomes(self, tried: Sequence["Tried"]) -> Iterable[Tensor | None]:
-        """The same for many lies, with what lying voters send besides; sharing what can be."""
+    def reaches(self, basis: Tensor, trials: Sequence["Trial"], along: Tensor) -> Sequence[float]:
+        """How far the outcome of each trial goes along a direction, <outcome, along>; 0: no step.
+
+        Args:
+            basis: (k, d) vectors.
+            trials: Lies as mixtures of them: hundreds can be tried for the price of the basis.
+            along: The direction, (d,).
+        """
+
+
+Mixtures = npt.NDArray[np.float64]
+"""Vectors as mixtures of a basis: a row of coefficients for each."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Tried:
-    """A lie that an attacker considers.
+class Trial:
+    """A lie that an attacker considers, as mixtures of a basis.
 
     Example:
-        >>> Tried([torch.zeros(2), None]).messages is None
-        True
+        >>> trial = Trial(np.array([[1.0, -2.0]]))
+        >>> trial.dense(torch.tensor([[3.0, 0.0], [0.0, 1.0]]))[0]
+        [tensor([ 3., -2.])]
     """
 
-    lies: Sequence[Tensor | None]
-    """What each of the coalition's proposers sends, in id order; None is silence."""
-    messages: Sequence[Tensor | None] | None = None
-    """What its voters send, in the order of the draw, where ballots are joint; None: what
-    `attack.voters` says."""
+    lies: Mixtures
+    """(count, k) what each of the coalition's proposers sends, in id order."""
+    messages: Mixtures | None = None
+    """(voters, k) what its voters send where ballots are joint, in the order of the draw; no rows
+    for silence; None: what `attack.voters` says."""
+
+    def dense(self, basis: Tensor) -> tuple[list[Tensor], list[Tensor] | None]:
+        """The lies and the messages as vectors."""
+        messages = None if self.messages is None else dense(self.messages, basis)
+        return dense(self.lies, basis), messages
+
+
+def dense(mixtures: Mixtures, basis: Tensor) -> list[Tensor]:
+    """The mixtures as vectors; equal ones are one tensor, so that they are handled as copies."""
+    made: dict[bytes, Tensor] = {}
+    vectors = []
+    for row in mixtures:
+        key = row.tobytes()
+        if key not in made:
+            used = np.flatnonzero(row)
+            factors = device.tensor(row[used], dtype=torch.float32)
+            made[key] = factors @ basis[device.tensor(used)]
+        vectors.append(made[key])
+    return vectors
 
 
 def _no_messages() -> Tensor:
@@ -174,8 +209,8 @@ class Lie:
     gamma: float | None = None
     """The strength that was chosen, where the attack has one."""
     messages: Tensor | Sequence[Tensor | None] | None = None
-    """What its voters send where ballots are joint, one for all or one for each; None: what
-    `attack.voters` says."""
+    """What its voters send where ballots are joint: one for all or one for each, empty for
+    silence; None: what `attack.voters` says."""
 
 
 class Attack(Protocol):

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from holdout import device
-from holdout.attacks import MessageView
+from holdout.attacks import CoalitionView, MessageView
 from holdout.custom_code import Kept, guard
 from holdout.federation.custom_workers import ask_to_vote
 from holdout.federation.round_setup import RoundSetup, State
@@ -62,16 +62,21 @@ class JointVoters:
         rows = [m for m in self.honest.values() if isinstance(m, Tensor) and m.shape == (d,)]
         return torch.stack(rows) if rows else self.setup.state.weights.new_empty(0, d)
 
+    @cached_property
+    def _usual_norm(self) -> float:
+        norms = torch.linalg.vector_norm(self.known, dim=1, dtype=torch.float64)
+        return float(norms.median()) if len(norms) else 0.0
+
     def lies(self, proposed: Sequence[Tensor]) -> list[object]:
         """What the Byzantine voters send, given the lies that are proposed."""
         setup = self.setup
+        shared = CoalitionView(proposed, self.known, self._usual_norm)
 
         def lie(voter: WorkerId) -> object:
             view = MessageView(
-                voter=voter,
-                lies=proposed,
+                voter,
+                shared,
                 own=lambda: self.own[voter],
-                known=lambda: self.known,
                 source=stream(setup.federation.seed, "ballot", setup.number, voter),
             )
             return guard("the attack on ballots", lambda: setup.message_attack(view))

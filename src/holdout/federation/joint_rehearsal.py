@@ -11,10 +11,19 @@ from functools import cached_property
 import numpy as np
 from torch import Tensor
 
-from holdout.attacks import Tried
+from holdout.attacks import Trial
+from holdout.attacks.view import Mixtures, dense
 from holdout.federation.joint_ballots import JointVoters
 from holdout.ids import ProposalId
-from holdout.joint_vote import JointMemory, Vectors, combine, cosines, judge, products_of
+from holdout.joint_vote import (
+    JointMemory,
+    Vectors,
+    Verdict,
+    combine,
+    cosines,
+    judge,
+    products_of,
+)
 from holdout.rounds import admit_proposals
 from holdout.rules.distance import Matrix
 from holdout.voting import Terms
@@ -49,19 +58,77 @@ class DeployedJointVote:
         count = len(self.copies)
         for start in range(0, len(strengths), BATCH):
             lies = [base + s * direction for s in strengths[start : start + BATCH]]
-            for weights, _ in self._judged([Tried([lie] * count) for lie in lies]):
-                chosen = weights[len(self.honest) :] > 0
+            for verdict in self._judged([self._read([lie] * count, None) for lie in lies]):
+                chosen = verdict.weights[len(self.honest) :] > 0
                 yield bool(chosen.all() if self.passing == "all" else chosen.any())
 
-    def outcome(self, lies: Sequence[Tensor | None]) -> Tensor | None:
+    def outcome(
+        self, lies: Sequence[Tensor | None], messages: Sequence[Tensor | None] | None = None
+    ) -> Tensor | None:
         """The step that would be made of these lies; None: none."""
-        return next(self.outcomes([Tried(lies)]))
+        told, sent = self._read(lies, messages)
+        updates = [*self.honest.values(), *told]
+        if not updates:
+            return None
+        (verdict,) = self._judged([(told, sent)])
+        return combine(Vectors.of(updates).rows, verdict.weights * verdict.scale)
 
-    def outcomes(self, tried: Sequence[Tried]) -> Iterator[Tensor | None]:
-        """The step that would be made of each; lying voters send what it says, or the usual."""
-        for start in range(0, len(tried), BATCH):
-            for factors, rows in self._judged(tried[start : start + BATCH], bounded=True):
-                yield combine(rows, factors) if rows else None
+    def reaches(self, basis: Tensor, trials: Sequence[Trial], along: Tensor) -> list[float]:
+        """How far the step of each trial goes along a direction, by inner products alone."""
+        fixed, _ = self._fixed
+        # What voters send as usual need not be a mixture of the basis.
+        usual = {
+            number: self._read(dense(trial.lies, basis), None)[1]
+            for number, trial in enumerate(trials)
+            if trial.messages is None
+        }
+        extra = {id(vector): vector for sent in usual.values() for vector in sent}
+        table, lengths = self._with([*basis, *extra.values(), along])
+        grams = table * np.outer(lengths, lengths)
+        first, last = len(fixed.rows), len(fixed.rows) + len(basis)
+        places = {key: last + number for number, key in enumerate(extra)}
+        reached = np.zeros(len(trials))
+        groups: dict[int, list[int]] = {}
+        for number, trial in enumerate(trials):
+            sent = usual[number] if trial.messages is None else trial.messages
+            groups.setdefault(len(sent), []).append(number)
+        for count, numbers in groups.items():
+            lies = np.zeros((len(numbers), len(self.copies), len(lengths)))
+            messages = np.zeros((len(numbers), count, len(lengths)))
+            for place, number in enumerate(numbers):
+                trial = trials[number]
+                lies[place, :, first:last] = trial.lies
+                if trial.messages is not None:
+                    messages[place, :, first:last] = trial.messages
+                else:
+                    where = [places[id(vector)] for vector in usual[number]]
+                    messages[place, np.arange(count), where] = 1.0
+            reached[numbers] = self._reached(grams, lies, messages)
+        found: list[float] = reached.tolist()
+        return found
+
+    def _reached(self, grams: Matrix, lies: Mixtures, messages: Mixtures) -> Matrix:
+        """<step, along> of many votes; the direction is the last row of the inner products."""
+        size = grams.shape[-1]
+        kept = len(self._fixed[0].rows)
+        fixed = np.broadcast_to(np.eye(kept, size), (len(lies), kept, size))
+        n, m = len(self.honest), len(self.voters.known)
+        proposals = np.concatenate([fixed[:, :n], lies], axis=1)
+        rows = np.concatenate([proposals, fixed[:, n : n + m], messages, fixed[:, n + m :]], axis=1)
+        products = rows @ grams @ rows.swapaxes(1, 2)
+        lengths = np.sqrt(np.maximum(np.diagonal(products, axis1=1, axis2=2), 0.0))
+        scale = lengths[:, :, None] * lengths[:, None, :]
+        table = np.divide(products, scale, out=np.zeros_like(products), where=scale > 0)
+        verdict = judge(
+            products_of(
+                lengths, table, proposals=proposals.shape[1], messages=m + messages.shape[1]
+            ),
+            terms=self.terms,
+            memory=self.memory,
+        )
+        steps = ((verdict.weights * verdict.scale)[:, None] @ proposals)[:, 0]
+        reached: Matrix = steps @ grams[:, -1]
+        return reached
 
     @cached_property
     def _fixed(self) -> tuple[Vectors, Matrix]:
@@ -70,51 +137,41 @@ class DeployedJointVote:
         vectors = Vectors.of([*self.honest.values(), *self.voters.known, *kept])
         return vectors, cosines(vectors)
 
-    def _judged(
-        self, tried: Sequence[Tried], *, bounded: bool = False
-    ) -> Iterator[tuple[Matrix, Sequence[Tensor]]]:
-        """For each: the weights of honest updates and valid lies, and these updates.
-
-        With `bounded`, the weights include the factors that bound the updates.
-        """
-        read = [self._read(one) for one in tried]
+    def _with(self, rows: Sequence[Tensor]) -> tuple[Matrix, Matrix]:
+        """Cosines and lengths of what is fixed and of more vectors."""
         fixed, known = self._fixed
-        # Copies of a lie are one vector, and so are messages that several voters send.
-        places: dict[int, int] = {}
-        fresh: list[Tensor] = []
-        for vector in (v for lies, messages in read for v in (*lies, *messages)):
-            if id(vector) not in places:
-                places[id(vector)] = len(fixed.rows) + len(fresh)
-                fresh.append(vector)
-        new = Vectors.of(fresh)
+        new = Vectors.of(rows)
         across = cosines(new, fixed)
         table = np.block([[known, across.T], [across, cosines(new)]])
-        lengths = np.concatenate([fixed.lengths, new.lengths])
-        everything = [*fixed.rows, *new.rows]
+        return table, np.concatenate([fixed.lengths, new.lengths])
+
+    def _judged(self, read: Sequence[tuple[list[Tensor], list[Tensor]]]) -> Iterator[Verdict]:
+        """What the vote would make of each pair of valid lies and messages."""
+        first = len(self._fixed[0].rows)
+        # Copies of a lie are one vector, and so are messages that several voters send.
+        fresh = {id(v): v for lies, messages in read for v in (*lies, *messages)}
+        places = {key: first + number for number, key in enumerate(fresh)}
+        table, lengths = self._with(list(fresh.values()))
         n, m = len(self.honest), len(self.voters.known)
         for lies, messages in read:
             proposals = [*range(n), *(places[id(lie)] for lie in lies)]
             ballots = [*range(n, n + m), *(places[id(message)] for message in messages)]
-            chosen = [*proposals, *ballots, *range(n + m, len(fixed.rows))]
-            rows = [everything[place] for place in proposals]
-            if not rows:
-                yield np.zeros(0), []
-                continue
+            chosen = [*proposals, *ballots, *range(n + m, first)]
             products = products_of(
                 lengths[chosen],
                 table[np.ix_(chosen, chosen)],
                 proposals=len(proposals),
                 messages=len(ballots),
             )
-            verdict = judge(products, terms=self.terms, memory=self.memory)
-            yield verdict.weights * (verdict.scale if bounded else 1.0), rows
+            yield judge(products, terms=self.terms, memory=self.memory)
 
-    def _read(self, one: Tried) -> tuple[list[Tensor], list[Tensor]]:
+    def _read(
+        self, lies: Sequence[Tensor | None], messages: Sequence[Tensor | None] | None
+    ) -> tuple[list[Tensor], list[Tensor]]:
         """The valid lies and messages, as the server would admit them."""
         dimension = len(self.voters.setup.state.weights)
-        lies = _valid(one.lies, dimension)
-        sent = self.voters.lies(lies) if one.messages is None else one.messages
-        return lies, _valid(sent, dimension)
+        told = _valid(lies, dimension)
+        return told, _valid(self.voters.lies(told) if messages is None else messages, dimension)
 
 
 def _valid(sent: Sequence[object], dimension: int) -> list[Tensor]:

@@ -19,7 +19,8 @@ import torch
 from torch import Tensor
 
 from holdout import device
-from holdout.attacks import Tried
+from holdout.attacks import Trial
+from holdout.attacks.search import reaches_one_by_one
 from holdout.federation.electorate import Electorate, Marks, VoterScores
 from holdout.holdout_scores import HoldoutScores
 from holdout.ids import ProposalId, WorkerId
@@ -112,8 +113,11 @@ class DeployedVote:
             poll = _Poll(self, line, liars)
             yield from map(poll.passes, range(len(strengths)))
 
-    def outcome(self, lies: Sequence[Tensor | None]) -> Tensor | None:
+    def outcome(
+        self, lies: Sequence[Tensor | None], messages: Sequence[Tensor | None] | None = None
+    ) -> Tensor | None:
         """The mean of what the vote would select: admit, bound, judge, count, as in a round."""
+        del messages  # These ballots name proposals, as `attack.voters` says.
         sent: dict[ProposalId, object] = {
             **self.honest,
             **dict(zip(self.copies, lies, strict=True)),
@@ -136,9 +140,9 @@ class DeployedVote:
         selection = sorted(self.tally.selected(ballots, ids))
         return mean(torch.stack([bounded[p] for p in selection]), f=0) if selection else None
 
-    def outcomes(self, tried: Sequence[Tried]) -> Iterator[Tensor | None]:
-        """The outcome of each lie in turn; how the liars vote is settled by `attack.voters`."""
-        return (self.outcome(one.lies) for one in tried)
+    def reaches(self, basis: Tensor, trials: Sequence[Trial], along: Tensor) -> list[float]:
+        """How far the outcome of each trial goes along a direction."""
+        return reaches_one_by_one(self, basis, trials, along)
 
     @cached_property
     def ids(self) -> tuple[ProposalId, ...]:
