@@ -18,7 +18,7 @@ from holdout.experiments.reproduce import panel_values
 
 PANELS = "src/holdout/experiments/paper"
 BASELINES = ("trimmed-mean", "mean-around-median", "krum")
-VOTES = ("holdout-paper", "holdout")
+VOTES = ("holdout-paper", "holdout-1")
 PAPER = ("mean", *BASELINES, *VOTES)
 ROBUST = (
     *("mean", "trimmed-mean", "krum", "multi-krum", "median", "geometric-median"),
@@ -180,7 +180,7 @@ _ALL = (
         "as in the authors' code, and HoldOut's quorum the paper's: two thirds, not a majority",
         *AUTHORS,
         "vote.quorum=paper",
-        rules=("holdout",),
+        rules=("holdout-1",),
     ),
     _variant(
         "told-f",
@@ -225,7 +225,7 @@ _ALL = (
         "as in the authors' code, quorum two thirds",
         *AUTHORS,
         "vote.quorum=paper",
-        rules=("holdout",),
+        rules=("holdout-1",),
     ),
     _cifar(
         "cifar10-authors-1000", "as in the authors' code, m_c = 1000", *AUTHORS, "vote.samples=1000"

@@ -146,10 +146,10 @@ def _attack_text(attack: str) -> str:
 
 
 def _above(results: Results) -> str:
-    """By how many points other rules end above `holdout`, attack by attack."""
+    """By how many points other rules end above `holdout-1`, attack by attack."""
 
     def ahead(name: str) -> str:
-        holdout = strands(results, name, "holdout")
+        holdout = strands(results, name, "holdout-1")
         leads = {
             rule: fmean(map(final, found)) - fmean(map(final, holdout))
             for rule in ROBUST
