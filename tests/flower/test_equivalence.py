@@ -32,7 +32,7 @@ def simulated(rule, folder, seed):
     return plan.federation(curve, seed), curve
 
 
-@pytest.mark.parametrize("rule", ["holdout", "holdout-paper"])
+@pytest.mark.parametrize("rule", ["holdout-1", "holdout-paper"])
 @pytest.mark.parametrize("seed", range(4))
 def test_a_round_on_flower_selects_what_the_simulator_selects(rule, seed, tmp_path):
     federation, curve = simulated(rule, tmp_path, seed)

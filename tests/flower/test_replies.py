@@ -137,7 +137,7 @@ def play(strategy, lie=None, *, rounds=1):
 
 def strategies():
     return {
-        "holdout": HoldOut(num_proposers=5, num_voters=4, seed=1, vote_timeout=5),
+        "holdout-1": HoldOut(num_proposers=5, num_voters=4, seed=1, vote_timeout=5),
         "holdout-paper": HoldOut(
             num_proposers=5, num_voters=4, seed=1, rule="holdout-paper", vote_timeout=5
         ),
@@ -154,7 +154,7 @@ CASES = [
     (name, case)
     for name in strategies()
     for case in LIES
-    if name in {"holdout", "mean"} or case in ANY_RULE
+    if name in {"holdout-1", "mean"} or case in ANY_RULE
 ]
 
 
@@ -178,7 +178,7 @@ def test_of_two_replies_the_first_counts():
 
 def test_a_rejected_reply_is_logged_with_node_and_reason(caplog):
     with caplog.at_level("WARNING", logger="flwr"):
-        play(strategies()["holdout"], raising)
+        play(strategies()["holdout-1"], raising)
     logged = [record.getMessage() for record in caplog.records if "rejected" in record.msg]
     assert len(logged) == 1
     assert any(f"of node {node} rejected: error" in logged[0] for node in NODES)
@@ -190,7 +190,7 @@ def test_what_a_liar_says_is_printed_on_one_line_in_plain_characters(caplog):
         raise ValueError("line\nbreak \x1b[31m red \u202e")
 
     with caplog.at_level("WARNING", logger="flwr"):
-        play(strategies()["holdout"], lie)
+        play(strategies()["holdout-1"], lie)
     (logged,) = [r.getMessage() for r in caplog.records if "rejected" in r.msg]
     assert logged.isascii()
     assert logged.isprintable()

@@ -64,7 +64,13 @@ def test_every_argument_of_fedavg_is_taken_in_its_place():
         ({"vote_timeout": math.inf}, "vote_timeout = inf"),
         ({"connect_timeout": math.nan}, "connect_timeout = nan"),
         ({"seed": -1}, "seed = -1"),
-        ({"rule": "krum"}, "rule = 'krum'"),
+        ({"rule": "krum"}, "rule = 'krum': must be \"holdout-1\" or \"holdout-paper\"$"),
+        ({"rule": ["holdout-1"]}, r"rule = \['holdout-1'\]: must be"),
+        ({"rule": "holdout-central"}, 'must be "holdout-1" or "holdout-paper"$'),
+        (
+            {"rule": "holdout"},
+            'must be "holdout-1" or "holdout-paper"; joint ballots are not offered on Flower yet',
+        ),
         ({"fraction_train": 1.0}, "nobody would be left to vote"),
     ],
 )
@@ -293,13 +299,14 @@ def test_a_strategy_can_be_started_again_from_the_beginning():
 
 def test_the_paper_s_rule_takes_updates_as_they_are_and_the_default_bounds_them():
     radii = {}
-    for rule in ("holdout", "holdout-paper"):
+    for rule in ("holdout-1", "holdout-paper"):
         strategy = holdout(rule=rule, fraction_evaluate=0.0)
         strategy.start(federation(10), arrays(0.0), num_rounds=2)
         radii[rule] = [line["radius"] for line in strategy._recorder.lines]
     # Half of the way to 1 in 15 dimensions; the next half may only shrink by a third.
     first = 0.5 * math.sqrt(15)
-    assert radii["holdout"] == [pytest.approx(first), pytest.approx(first / 1.5)]
+    assert holdout().rule == "holdout-1"
+    assert radii["holdout-1"] == [pytest.approx(first), pytest.approx(first / 1.5)]
     assert radii["holdout-paper"] == [None, None]
 
 
@@ -344,7 +351,7 @@ def test_a_run_folder_is_written_that_holdout_report_draws(tmp_path):
     assert json.loads((folder / "nodes.json").read_text("utf-8"))["3"] == "103"
     page = write_report(folder).read_text("utf-8")
     assert "our-federation" in page
-    assert "Under crashes, HoldOut ends at 30.0" in page
+    assert "Under crashes, HoldOut 1 ends at 30.0" in page
     assert "rejected: error" in page
     (row,) = final_table(run.rows)
     assert (row.label, row.accuracy) == ("HoldOut", 0.3)

@@ -45,7 +45,7 @@ def make_strategy(context: Context) -> Strategy:
         "name": "flower-mnist",
         "attack": str(config["byzantine"]),
     }
-    if name not in {"holdout", "holdout-paper"}:
+    if name not in {"holdout-1", "holdout-paper"}:
         return Robust(rule=name, **settings)
     return HoldOut(
         rule=name,

@@ -4,6 +4,7 @@ import math
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import Any, Literal
 
 import torch
@@ -33,6 +34,19 @@ APP_RAISED = 2
 """Flower's error code of a client whose app raised, as it does for a type it does not know."""
 
 
+def _rule_problems(rule: object) -> list[str]:
+    """What is wrong with the name of a vote; a voter's messages here are names of proposals."""
+    joint, offered = [], []
+    for name, vote in VOTES.items():
+        if not vote.has_server:
+            (joint if vote.terms(Fraction(0)).is_joint else offered).append(name)
+    if rule in offered:
+        return []
+    wanted = " or ".join(f'"{name}"' for name in reversed(offered))
+    why = "; joint ballots are not offered on Flower yet" if rule in joint else ""
+    return [f"rule = {rule!r}: must be {wanted}{why}"]
+
+
 @dataclass(eq=False, repr=False, kw_only=True)
 class HoldOut(CheckedStrategy):
     """HoldOut SGD: some nodes propose, others vote, and what they approve is averaged.
@@ -51,7 +65,8 @@ class HoldOut(CheckedStrategy):
         min_ballots: With fewer valid ballots the model is kept. By default two thirds of the voters
             drawn, rounded up.
         seed: Decides every draw. By default a secret one, which the run folder records.
-        rule: "holdout", or "holdout-paper" for the vote exactly as published.
+        rule: "holdout-1", or "holdout-paper" for the vote exactly as published. "holdout", whose
+            voters send updates of their own, is not offered on Flower yet.
         connect_timeout: Seconds to wait for enough nodes to be connected before giving up.
         run_folder: Where to write what `holdout report` draws; must be new or empty.
         name: What the report calls the run.
@@ -63,7 +78,7 @@ class HoldOut(CheckedStrategy):
         (4, 3)
     """
 
-    rule: Literal["holdout", "holdout-paper"] = "holdout"
+    rule: Literal["holdout-1", "holdout-paper"] = "holdout-1"
     num_voters: int | None = None
     holdout_samples: int | None = None
     vote_timeout: float = 300.0
@@ -96,11 +111,7 @@ class HoldOut(CheckedStrategy):
                 f"fraction_train = {self.fraction_train}: nobody would be left to vote, since "
                 "proposers do not; give num_proposers and num_voters, or a smaller fraction"
             )
-        votes = [name for name, vote in VOTES.items() if not vote.has_server]
-        if self.rule not in votes:
-            wanted = " or ".join(f'"{name}"' for name in reversed(votes))
-            problems.append(f"rule = {self.rule!r}: must be {wanted}")
-        return problems
+        return [*problems, *_rule_problems(self.rule)]
 
     def _sizes(self, connected: int) -> DrawSizes:
         proposers = self._proposers_among(connected)
