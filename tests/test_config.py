@@ -51,6 +51,8 @@ disjoint = true
 redraw_until_honest_majority = false
 [vote]
 samples = 2000
+screen = true
+memory = 0.8
 gate = "median"
 quorum = "majority"
 bound = true
@@ -119,6 +121,9 @@ MISTAKES = [
     ("attack", "every", 0, "must be greater than or equal to 1"),
     ("attack", "ramp", -1, "must be greater than or equal to 0"),
     ("attack", "dormant", 0.5, "must be a valid integer"),
+    ("vote", "memory", 1.0, "must be less than 1"),
+    ("vote", "memory", -0.1, "must be greater than or equal to 0"),
+    ("vote", "screen", 1, "must be a valid boolean"),
     ("experiment", "rounds", -3, "must be greater than or equal to 1"),
     ("experiment", "rounds", True, "must be a valid integer"),
     ("experiment", "rounds", 2.0, "must be a valid integer"),
@@ -353,8 +358,8 @@ def test_a_wrong_number_is_not_held_against_others():
         ({"rounds": 3}, "rounds: unknown key; the sections are experiment, data, model, training,"),
         ({"votes": {}}, "votes: unknown key; did you mean 'vote'?"),
         ({"a.b": 1}, "a.b: unknown key; the sections are experiment,"),
-        ({"vote": {"a.b": 1}}, "vote.a.b = 1: unknown key; the keys are samples, gate,"),
-        ({"vote": {"": 1}}, "vote. = 1: unknown key; the keys are samples, gate,"),
+        ({"vote": {"a.b": 1}}, "vote.a.b = 1: unknown key; the keys are samples, screen,"),
+        ({"vote": {"": 1}}, "vote. = 1: unknown key; the keys are samples, screen,"),
         ({1: 2}, "1: unknown key; the sections are experiment,"),
         ({"vote": 3}, "vote = 3: must be a section"),
         ({"vote": [{}]}, "vote = [{}]: must be a section"),

@@ -1,7 +1,7 @@
 """The steps of a round that a truthful server takes (Algorithm 2), and what is recorded of it.
 
     admit_proposals    what proposers sent -> valid updates, counted faults
-    bound_updates      scale them down to the radius r_t (rule `holdout` only)
+    bound_updates      scale them down to the radius r_t (a vote by names that has a bound)
     conclude_vote      what voters sent -> union-consensus -> its mean, v_t
     conclude_joint     the same for joint ballots: voters sent updates of their own
     apply_rule         the other way: a baseline rule over all valid updates
@@ -342,9 +342,7 @@ def record_round(
             if decision.selection is None
             else len(lies.intersection(decision.selection)),
         }
-    ballots = [
-        list(decision.ballots[v].approved) if v in decision.ballots else None for v in voters
-    ]
+    ballots = [list(decision.ballots[v].message) if v in decision.ballots else None for v in voters]
     shares = decision.voter_weights
     return RoundRecord(
         rule=rule,

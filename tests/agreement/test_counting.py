@@ -13,7 +13,7 @@ from holdout.agreement.counting import tally
 from holdout.agreement.params import TallyRule
 from holdout.ids import ProposalId, WorkerId
 from holdout.seeds import stream
-from holdout.voting import Ballot
+from holdout.voting import Approvals
 from holdout.voting import tally as central_tally
 
 TESTDATA = Path(__file__).parent / "testdata"
@@ -85,7 +85,7 @@ def test_with_full_ballots_on_one_set_it_is_the_papers_rule(size, voters, f, dat
     quorum = params.approve_count(voters)
     central = central_tally(
         {
-            WorkerId(v): Ballot(tuple(sorted(map(ProposalId, ballot))))
+            WorkerId(v): Approvals(tuple(sorted(map(ProposalId, ballot))))
             for v, ballot in enumerate(ballots)
         },
         quorum=quorum,

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from holdout.attacks import View
+from holdout.attacks.search import reaches_one_by_one
 from holdout.learning import vector
 from holdout.learning.models import MODELS, build
 from holdout.seeds import stream
@@ -28,9 +29,12 @@ class Scripted:
             self.asked.append(strength)
             yield strength < self.limit
 
-    def outcome(self, lies):
-        """The mean, of all that is sent."""
-        return torch.stack([*self.honest, *lies]).mean(dim=0)
+    def outcome(self, lies, messages=None):
+        """The mean of all that is sent, by voters too."""
+        return torch.stack([*self.honest, *lies, *(messages or [])]).mean(dim=0)
+
+    def reaches(self, basis, trials, along):
+        return reaches_one_by_one(self, basis, trials, along)
 
 
 @pytest.fixture

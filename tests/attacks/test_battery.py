@@ -39,6 +39,7 @@ CASES = {
     "zero": Case(),
     "nan": Case(honest_shape=False, each_its_own=True),
     "greedy": Case(each_its_own=True),
+    "jointly": Case(each_its_own=True),
     "opt-alie": Case(gamma=True),
     "opt-ipm": Case(gamma=True),
     "min-max": Case(gamma=True),

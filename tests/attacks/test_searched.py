@@ -6,7 +6,8 @@ from torch.func import functional_call
 from torch.nn import functional as F  # noqa: N812
 
 from holdout.attacks import ATTACKS, DeployedRule
-from holdout.attacks.searched import candidates
+from holdout.attacks.searched import Menu
+from holdout.attacks.view import dense
 from holdout.learning import vector
 from holdout.rules import RULES
 
@@ -19,9 +20,15 @@ def against(rule, make_view, **setting):
     return make_view(deployed=DeployedRule(RULES[rule], known, 3, 2), **setting)
 
 
-def held_loss(view, lies):
+def lies_of(view):
+    """Every lie on the menu by name, a row for each liar."""
+    menu = Menu.of(view)
+    return {name: torch.stack(dense(lies, menu.basis)) for name, lies in menu.lies.items()}
+
+
+def held_loss(view, lies, messages=None):
     """The loss of the held samples after the step, computed with nothing of ours."""
-    step = view.deployed.outcome(list(lies))
+    step = view.deployed.outcome(list(lies), messages)
     weights = view.weights if step is None else view.weights - view.learning_rate * step
     x, y = view.held()
     with torch.no_grad():
@@ -42,7 +49,7 @@ def test_greedy_sends_what_harms_most_of_all_it_tries(model, rule, seed, make_vi
     view = against(rule, make_view, model=model, seed=seed)
     sent = ATTACKS["greedy"](exact=1000)(view).updates
     fresh = against(rule, make_view, model=model, seed=seed)
-    losses = {name: held_loss(fresh, lies) for name, lies in candidates(fresh)}
+    losses = {name: held_loss(fresh, lies) for name, lies in lies_of(fresh).items()}
     assert held_loss(view, sent) == pytest.approx(max(losses.values()), rel=1e-4)
     assert max(losses.values()) >= losses["honest work"]
 
@@ -58,9 +65,67 @@ def test_more_exact_trials_never_find_less_harm(rule, make_view):
     assert honest <= harm[1] <= harm[8] <= harm[1000]
 
 
+@pytest.mark.parametrize("rule", DEPLOYED)
+def test_where_nobody_sends_joint_ballots_jointly_is_greedy(rule, make_view):
+    greedy, jointly = (ATTACKS[name]()(against(rule, make_view)) for name in ("greedy", "jointly"))
+    assert jointly.messages is None
+    assert torch.equal(torch.stack(list(jointly.updates)), torch.stack(list(greedy.updates)))
+
+
+def with_voters(make_view, *, heard=4, liars=2, **setting):
+    """A view of a rule that averages what proposers and voters send."""
+    view = make_view(**setting)
+    generator = torch.Generator().manual_seed(9)
+    rows = 0.2 * torch.randn(heard + liars, len(view.weights), generator=generator)
+    talk = {"messages": lambda: rows[:heard], "own_messages": lambda: rows[heard:]}
+    return make_view(**setting, **talk)
+
+
+@pytest.mark.parametrize("heard", [0, 4])
+@pytest.mark.parametrize("seed", range(2))
+def test_jointly_sends_the_pair_of_lie_and_votes_that_harms_most(heard, seed, make_view):
+    view = with_voters(make_view, heard=heard, seed=seed)
+    lie = ATTACKS["jointly"](exact=1000)(view)
+    menu = Menu.of(view)
+    pairs = [
+        (dense(lies, menu.basis), dense(messages, menu.basis))
+        for lies in menu.lies.values()
+        for messages in menu.ways_to_vote(lies)
+    ]
+    assert len(pairs) == 7 * len(menu.lies)
+    assert [len(messages) for _, messages in pairs[:7]] == [2, 2, 2, 2, 0, 2, 2]
+    worst = max(held_loss(view, *pair) for pair in pairs)
+    assert held_loss(view, lie.updates, lie.messages) == pytest.approx(worst, rel=1e-4)
+
+
+def test_the_ways_to_vote_are_the_stated_ones(make_view):
+    view = with_voters(make_view)
+    menu = Menu.of(view)
+    own, known = view.own_messages(), view.messages()
+    mean, deviation = known.mean(dim=0), known.std(dim=0, correction=0)
+    usual = float(known.norm(dim=1).median())
+    lies = lies_of(view)["own reversed"]
+    promoting = usual * lies.mean(dim=0) / lies.mean(dim=0).norm()
+    plain = [
+        own,
+        -own,
+        (-usual * mean / mean.norm()).expand(2, -1),
+        (mean - 1.5 * deviation).expand(2, -1),
+        own[:0],
+        promoting.expand(2, -1),
+        own + 0.5 * promoting,
+    ]
+    ways = menu.ways_to_vote(menu.lies["own reversed"])
+    for found, expected in zip(ways, plain, strict=True):
+        vectors = dense(found, menu.basis)
+        assert len(vectors) == len(expected)
+        for vector_, row in zip(vectors, expected, strict=True):
+            assert torch.allclose(vector_, row, atol=1e-5)
+
+
 def test_the_list_is_the_stated_one(make_view):
     view = make_view(count=2)
-    lies = dict(candidates(view))
+    lies = lies_of(view)
     own, mean, deviation = view.own_updates(), view.mean, view.deviation
     usual = float(view.known.norm(dim=1).median())
     assert all(lie.shape == own.shape for lie in lies.values())
@@ -83,7 +148,7 @@ def test_the_list_is_the_stated_one(make_view):
 def test_what_makes_it_forget_is_against_the_gradient_and_of_usual_length(make_view):
     view = make_view()
     x, y = view.held()
-    lies = dict(candidates(view))
+    lies = lies_of(view)
     losses = {}
     for label in range(4):
         weights = view.weights.clone().requires_grad_()
@@ -111,8 +176,8 @@ def test_a_model_without_units_to_permute_is_attacked_with_the_others(make_view)
     )
     view.__dict__.update(model=network, weights=weights, start=weights, known=known)
     view.__dict__.update(own_updates=lambda: known[:3])
-    assert "units in another order" not in dict(candidates(view))
-    assert ATTACKS["greedy"]()(view).updates.shape == (3, len(weights))
+    assert "units in another order" not in lies_of(view)
+    assert torch.stack(list(ATTACKS["greedy"]()(view).updates)).shape == (3, len(weights))
 
 
 @pytest.mark.parametrize("name", ["opt-alie", "opt-ipm"])
@@ -153,7 +218,7 @@ def test_a_step_that_no_model_survives_is_the_worst(make_view):
     class Fragile:
         leaves_nobody_out = True
 
-        def outcome(self, lies):
+        def outcome(self, lies, messages=None):
             return lies[0] * torch.inf if lies[0].norm() > 100 else lies[0]
 
     view = make_view(deployed=Fragile())

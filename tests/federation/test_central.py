@@ -20,7 +20,7 @@ from holdout.rules import RULES
 from holdout.voting import draw_byzantine
 from holdout.workers import propose_together
 
-VOTES = ("holdout-paper", "holdout")
+VOTES = ("holdout-paper", "holdout-1", "holdout")
 
 
 @pytest.fixture
@@ -146,7 +146,8 @@ def test_committees_are_the_same_for_every_rule(experiment):
         [line["proposers"] for line in lines]
         for lines in curves(experiment(experiment={"rules": ["mean", *VOTES]})).values()
     ]
-    assert drawn[0] == drawn[1] == drawn[2]
+    assert len(drawn) == 1 + len(VOTES)
+    assert all(committees == drawn[0] for committees in drawn)
 
 
 @pytest.mark.parametrize(("rounds", "every"), [(7, 3), (6, 3), (2, 5), (3, 1)])
@@ -206,6 +207,7 @@ def test_steps_follow_momentum_and_schedule(momentum, schedule, local_steps, sce
 
 def test_a_round_without_a_step_leaves_weights_and_velocity(scene, play):
     federation, curve = scene(
+        "holdout-1",
         attack={"name": "zero"},
         training={"batch_size": 10, "momentum": 0.9},
         plugins={"ballots": lambda _view: []},
@@ -221,11 +223,12 @@ def test_a_round_without_a_step_leaves_weights_and_velocity(scene, play):
     assert after.round == before.round + 1
 
 
-def test_the_vote_judges_single_steps_whatever_the_momentum(scene, play):
+@pytest.mark.parametrize("rule", VOTES)
+def test_the_vote_judges_single_steps_whatever_the_momentum(rule, scene, play):
     # Candidates stay w - eta * g: a velocity does not change a ballot.
-    plain, curve = scene(attack={"name": "none"})
+    plain, curve = scene(rule, attack={"name": "none"})
     heavy, heavy_curve = scene(
-        attack={"name": "none"}, training={"batch_size": 10, "momentum": 0.9}
+        rule, attack={"name": "none"}, training={"batch_size": 10, "momentum": 0.9}
     )
     _, state = play(plain, curve, 2)
     moving = replace(state, velocity=torch.ones_like(state.weights))
@@ -253,13 +256,36 @@ def test_what_is_counted_can_be_recounted(attack, experiment):
         else:
             assert line["byzantine_selected"] == len(lying.intersection(line["selection"]))
             assert line["selection"] == sorted(line["selection"])
-        if line["rule"] in VOTES:
+        if line["rule"] == "holdout":
+            recount_joint(line)
+        elif line["rule"] in VOTES:
             recount(line)
         else:
             assert line["voters"] == []
             assert line["ballots"] is line["approve_count"] is line["quorum"] is None
             assert line["rejected_ballots"] == {}
             assert line["radius"] is None
+        if line["rule"] != "holdout":
+            assert line["weights"] is line["voter_weights"] is None
+
+
+def recount_joint(line):
+    """Whose weights are what, in the record of a joint vote."""
+    valid = 8 - sum(line["rejected_proposals"].values())
+    assert line["approve_count"] == math.ceil(Fraction(67, 100) * valid)
+    assert line["quorum"] is None
+    assert line["radius"] > 0
+    assert len(line["weights"]) == len(line["selection"])
+    assert min(line["weights"]) > 0
+    assert sum(line["weights"]) == pytest.approx(1)
+    assert len(line["ballots"]) == len(line["voter_weights"]) == 7
+    ballots = [ballot for ballot in line["ballots"] if ballot is not None]
+    assert 7 - len(ballots) == sum(line["rejected_ballots"].values())
+    assert all(len(ballot) <= line["approve_count"] for ballot in ballots)
+    heard = [weight for weight in line["voter_weights"] if weight is not None]
+    assert len(heard) == len(ballots)
+    assert min(heard) >= 0
+    assert sum(heard) == pytest.approx(1)
 
 
 def recount(line):
@@ -288,9 +314,10 @@ def test_every_line_is_json_that_any_reader_accepts(experiment):
 
 def test_junk_is_counted_and_never_loses_a_round_of_the_hardened_vote(experiment):
     lines = experiment(
-        experiment={"rules": ["holdout"], "rounds": 8, "seeds": [0, 1]}, attack={"name": "nan"}
+        experiment={"rules": ["holdout-1", "holdout"], "rounds": 8, "seeds": [0, 1]},
+        attack={"name": "nan"},
     )
-    assert len(lines) == 16
+    assert len(lines) == 32
     assert all(line["outcome"] == "step" for line in lines)
     seen = {fault for line in lines for fault in line["rejected_proposals"]}
     assert "not-finite" in seen
@@ -463,6 +490,12 @@ def raising(*_args, **_settings):
         ("holdout", {"attack": lambda view: [view.mean] * (view.count + 1)}, "for each of the"),
         ("holdout", {"attack": lambda view: view.known[:1]}, "silence; got 1"),
         ("holdout", {"ballots": raising}, "the attack on ballots raised ValueError: boom"),
+        ("holdout-1", {"ballots": raising}, "the attack on ballots raised ValueError: boom"),
+        (
+            "holdout",
+            {"attack": lambda view: Lie(view.mean, messages=[view.mean] * 9)},
+            "for its voters, must return .*; got 9",
+        ),
         ("mine", {"rules": {"mine": raising}}, "rule 'mine' raised ValueError: boom"),
         (
             "mine",

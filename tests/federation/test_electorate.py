@@ -12,9 +12,11 @@ from tests.federation.ballots import looks_at_its_losses
 from holdout.attacks import BALLOT_ATTACKS, Lie
 from holdout.attacks.search import strengths
 from holdout.attacks.updates import Alie, InnerProduct
+from holdout.federation.joint_rehearsal import DeployedJointVote
 from holdout.federation.vote_rehearsal import DeployedVote
 from holdout.holdout_scores import HoldoutScores
 
+VOTE_RULES = ["holdout-paper", "holdout-1", "holdout"]
 GAMMA_MAX = 4.0
 # Steps large enough, and liars few enough, that a search often ends below the maximum.
 SETTING = {"training": {"learning_rate": 0.5}, "federation": {"byzantine": 0.25}}
@@ -46,9 +48,14 @@ VOTES = [
     for quorum in ("majority", "paper")
     for bound, scoring in ((True, "exact"), (True, "first-order"), (False, "exact"))
 ]
+JOINT = [{"screen": screen, "memory": memory} for screen in (True, False) for memory in (0.8, 0.0)]
 CASES = [
     (rule, vote, passing, direction)
-    for rule, vote in [("holdout-paper", {}), *(("holdout", vote) for vote in VOTES)]
+    for rule, vote in [
+        ("holdout-paper", {}),
+        *(("holdout-1", vote) for vote in VOTES),
+        *(("holdout", vote) for vote in JOINT),
+    ]
     for passing, direction in itertools.product(("any", "all"), (1, -1))
 ]
 
@@ -83,7 +90,7 @@ def test_the_real_vote_selects_what_the_rehearsal_said(case, scene, play, honest
     check_rehearsal(case, CASES.index(case) % 5, scene, play, honestly)
 
 
-@pytest.mark.parametrize("rule", ["holdout-paper", "holdout"])
+@pytest.mark.parametrize("rule", VOTE_RULES)
 @pytest.mark.parametrize("passing", ["any", "all"])
 def test_rehearsals_of_many_seeds_say_both_yes_and_no(rule, passing, scene, play, honestly):
     rungs = {True: 0, False: 0}
@@ -94,7 +101,7 @@ def test_rehearsals_of_many_seeds_say_both_yes_and_no(rule, passing, scene, play
     assert min(rungs.values()) > 20, rungs
 
 
-@pytest.mark.parametrize("rule", ["holdout-paper", "holdout"])
+@pytest.mark.parametrize("rule", VOTE_RULES)
 def test_the_search_of_ipm_foresees_the_vote_too(rule, scene, play, honestly):
     ends = {"selected": 0, "next one kept out": 0}
     for seed in range(7):
@@ -115,7 +122,7 @@ def test_the_search_of_ipm_foresees_the_vote_too(rule, scene, play, honestly):
 
 
 @pytest.mark.parametrize("ballots", ["honest", "starve", "short", "blank", "random", "inverted"])
-@pytest.mark.parametrize("rule", ["holdout-paper", "holdout"])
+@pytest.mark.parametrize("rule", VOTE_RULES)
 def test_the_rehearsal_knows_how_its_voters_vote(rule, ballots, scene, play, honestly):
     stopped = 0
     for seed in range(3):
@@ -183,7 +190,7 @@ def test_the_short_cut_for_full_ballots_says_what_the_long_way_says(passing, bot
     assert bool(short_cuts) == (passing == "any")
 
 
-@pytest.mark.parametrize("rule", ["holdout-paper", "holdout"])
+@pytest.mark.parametrize("rule", ["holdout-paper", "holdout-1"])
 @pytest.mark.parametrize("passing", ["any", "all"])
 def test_asking_some_voters_says_what_asking_all_says(rule, passing, both_ways):
     polls = 0
@@ -196,14 +203,14 @@ def test_asking_some_voters_says_what_asking_all_says(rule, passing, both_ways):
 
 def test_not_every_voter_is_asked(scene, play, asked):
     for seed in range(4):
-        federation, curve = scene("holdout", seed=seed, **SETTING)
+        federation, curve = scene("holdout-1", seed=seed, **SETTING)
         play(federation, replace(curve, act=Rehearsal(Alie(gamma=0.0))), 1)
     assert any(some < everybody for everybody, some in asked)
 
 
 def test_a_full_coalition_has_nobody_to_beat(scene, play):
     # Both proposers lie: there is no honest update at all, and the search still ends.
-    for rule in ("holdout-paper", "holdout"):
+    for rule in VOTE_RULES:
         federation, curve = scene(
             rule, federation={"proposers": 2, "voters": 5, "byzantine": 12}, attack={"gamma": 0.5}
         )
@@ -214,7 +221,7 @@ def test_a_full_coalition_has_nobody_to_beat(scene, play):
         assert all(record.gamma is not None for record in alone)
 
 
-@pytest.mark.parametrize("rule", ["holdout-paper", "holdout"])
+@pytest.mark.parametrize("rule", VOTE_RULES)
 def test_voters_of_the_users_own_kind_do_not_stop_the_search(rule, scene, play):
     class Wrapped:
         def __init__(self, worker):
@@ -233,9 +240,13 @@ def test_voters_of_the_users_own_kind_do_not_stop_the_search(rule, scene, play):
     assert all(record.gamma is not None for record in searched)
 
 
-def test_the_vote_leaves_somebody_out(scene, play):
-    federation, curve = scene()
+@pytest.mark.parametrize(
+    ("rule", "kind"),
+    [("holdout-paper", DeployedVote), ("holdout-1", DeployedVote), ("holdout", DeployedJointVote)],
+)
+def test_the_vote_leaves_somebody_out(rule, kind, scene, play):
+    federation, curve = scene(rule)
     rehearsal = Rehearsal(Alie(gamma=0.0))
     play(federation, replace(curve, act=rehearsal))
-    assert isinstance(rehearsal.deployed, DeployedVote)
+    assert isinstance(rehearsal.deployed, kind)
     assert not rehearsal.deployed.leaves_nobody_out

@@ -2,6 +2,7 @@
 
 import json
 import os
+from dataclasses import replace
 
 import pytest
 import torch
@@ -91,12 +92,27 @@ def test_workers_send_their_momentum_and_keep_it(scene, play):
 
 
 def test_without_momentum_nobody_keeps_anything(scene, play):
-    _, state = play(*scene("holdout"), 3)
+    _, state = play(*scene("holdout-1"), 3)
     assert state.worker_states == {}
     assert state.rule_state == {}
 
 
-@pytest.mark.parametrize("rule", ["mean", "krum", "holdout"])
+def test_a_joint_vote_keeps_its_direction_and_how_long_messages_may_be(scene, play):
+    federation, curve = scene("holdout")
+    _, state = play(federation, curve, 3)
+    assert state.worker_states == {}
+    assert set(state.rule_state) == {"direction", "message_radius"}
+    assert state.rule_state["direction"].shape == state.weights.shape
+    assert state.radius > 0
+    # What is kept has a say: a long direction the other way leaves out what this one keeps.
+    turned = {**state.rule_state, "direction": -100 * state.rule_state["direction"]}
+    (kept,), _ = play(federation, curve, 1, state)
+    (other,), _ = play(federation, curve, 1, replace(state, rule_state=turned))
+    assert (kept.voters, kept.ballots) == (other.voters, other.ballots)
+    assert set(kept.selection) - set(other.selection)
+
+
+@pytest.mark.parametrize("rule", ["mean", "krum", "holdout", "holdout-1"])
 def test_a_custom_worker_can_do_what_the_setting_does(rule, scene, play):
     _, built_in = play(*scene(rule, training={"worker_momentum": BETA}, **HONEST), 3)
     _, custom = play(*scene(rule, plugins={"worker": MomentumWorker}, **HONEST), 3)
@@ -224,10 +240,11 @@ class CountsItsBallots(Silent):
 
 
 @pytest.mark.parametrize("serverless", [False, True])
-def test_a_custom_worker_may_keep_a_state_of_its_votes(serverless, scene, play, blobs, config):
+@pytest.mark.parametrize("rule", ["holdout", "holdout-1"])
+def test_a_custom_worker_may_keep_a_state_of_its_votes(rule, serverless, scene, play):
     changed = {"federation": {**SERVERLESS, "byzantine": 0}} if serverless else {}
     settings = {**HONEST, **changed, "experiment": {"rounds": 3}}
-    federation, curve = scene("holdout", plugins={"worker": CountsItsBallots}, **settings)
+    federation, curve = scene(rule, plugins={"worker": CountsItsBallots}, **settings)
     run_one = decentralized.run_round if serverless else None
     records, state = [], first_state(federation)
     for _ in range(3):
@@ -266,7 +283,8 @@ def lines(result):
 
 
 CASES = {
-    "momentum of workers": ({"training": {"worker_momentum": BETA}}, {}, "holdout"),
+    "momentum of workers": ({"training": {"worker_momentum": BETA}}, {}, "holdout-1"),
+    "direction of a joint vote": ({"training": {"worker_momentum": BETA}}, {}, "holdout"),
     "state of a custom rule": ({}, {"rules": {"mine": clip_around_last}}, "mine"),
     "state of custom workers": ({}, {"worker": MomentumWorker}, "krum"),
     "all of them": (
@@ -312,7 +330,7 @@ def test_a_run_that_keeps_state_resumes_to_the_bit(name, stop, blobs, config, tm
     assert lines(whole) == lines(parts)
 
 
-@pytest.mark.parametrize("name", ["momentum of workers", "all of them"])
+@pytest.mark.parametrize("name", ["momentum of workers", "direction of a joint vote", "all of them"])
 def test_state_never_leaks_between_curves_and_seeds(name, blobs, config):
     changed, plugins, rule = CASES[name]
     given = Plugins(data=blobs, **plugins)

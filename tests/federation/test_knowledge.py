@@ -12,7 +12,7 @@ from holdout.federation.round_setup import first_state
 from holdout.voting import Committee
 from holdout.workers import HonestWorker, propose_together
 
-RULES = ["holdout", "holdout-paper", "krum", "trimmed-mean"]
+RULES = ["holdout", "holdout-1", "holdout-paper", "krum", "trimmed-mean"]
 
 
 class Spy:
@@ -180,7 +180,7 @@ def test_the_omniscient_fall_back_on_their_own_work_when_nobody_honest_proposes(
     assert torch.equal(spy.views[0].known, expected)
 
 
-@pytest.mark.parametrize("rule", ["holdout", "mean"])
+@pytest.mark.parametrize("rule", ["holdout", "holdout-1", "mean"])
 def test_flipped_labels_are_what_the_liars_really_learn_from(rule, scene, play, blobs):
     federation, curve = scene(rule, attack={"name": "label-flip"})
     state = first_state(federation)

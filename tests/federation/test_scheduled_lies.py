@@ -11,7 +11,7 @@ from holdout.federation import decentralized
 from holdout.federation.round_setup import first_state
 from holdout.workers import propose_together
 
-RULES = ["holdout", "holdout-paper", "krum", "mean"]
+RULES = ["holdout", "holdout-1", "holdout-paper", "krum", "mean"]
 
 
 class Counting:
@@ -65,7 +65,7 @@ def test_a_round_without_a_lie_is_a_round_of_honest_workers(rule, name, scene, p
         ({"onset": 100}, []),
     ],
 )
-@pytest.mark.parametrize("rule", ["holdout", "mean"])
+@pytest.mark.parametrize("rule", ["holdout", "holdout-1", "mean"])
 def test_the_attack_is_asked_only_in_rounds_with_a_lie(schedule, rounds, rule, scene, play):
     federation, curve = scene(rule, attack=schedule, federation={"byzantine": 0.49})
     attack = Counting()
@@ -108,7 +108,7 @@ def test_junk_does_not_grow(scene, play):
     assert sum(records[0].rejected_proposals.values()) > 0
 
 
-@pytest.mark.parametrize("rule", ["holdout", "mean"])
+@pytest.mark.parametrize("rule", ["holdout", "holdout-1", "mean"])
 def test_liars_hold_true_labels_of_their_own_and_know_the_start(rule, scene, play, blobs):
     federation, curve = scene(rule, attack={"name": "label-flip"})
     attack = Counting()

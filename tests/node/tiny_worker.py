@@ -7,7 +7,7 @@ from torch import nn
 
 from holdout.data.datasets import Shard
 from holdout.ids import WorkerId
-from holdout.voting import Ballot
+from holdout.voting import Approvals
 from holdout.workers import HonestWorker, Recipe
 
 SHAPE, CLASSES = (8,), 3
@@ -37,7 +37,7 @@ class Failing:
 
     def vote(self, weights, proposals, *, round_number, learning_rate, terms):
         if round_number > self.after and self.how == "approves-all":
-            return Ballot(tuple(proposals))
+            return Approvals(tuple(proposals))
         if round_number > self.after:
             raise RuntimeError("no opinion")
         return self.honest.vote(

@@ -16,7 +16,7 @@ from holdout.federation.round_setup import first_state
 from holdout.learning import vector
 from holdout.rules import mean
 from holdout.seeds import stream
-from holdout.voting import Ballot, draw_committee, tally
+from holdout.voting import Approvals, draw_committee, tally
 from holdout.workers import propose_together
 
 N, B, ROUNDS, ETA = 6, 9, 8, 0.5
@@ -103,7 +103,7 @@ def test_the_inverse_schedule_takes_the_theorems_steps(blobs):
 
 def step(ballots, updates):
     """The mean of all updates that got any vote."""
-    selected = tally({c: Ballot((p,)) for c, p in enumerate(ballots)}, quorum=1)
+    selected = tally({c: Approvals((p,)) for c, p in enumerate(ballots)}, quorum=1)
     return sum((updates[p] for p in selected), Fraction(0)) / len(selected), len(selected)
 
 
@@ -133,7 +133,7 @@ def test_seeded_random_votes_average_to_the_mean_of_the_proposals():
     steps = []
     for t in range(draws):
         source = stream(1, "random vote", t)
-        ballots = {c: Ballot((source.below(10),)) for c in range(7)}
+        ballots = {c: Approvals((source.below(10),)) for c in range(7)}
         steps.append(updates[list(tally(ballots, quorum=1))].mean())
     error = np.std(steps) / np.sqrt(draws)
     assert abs(np.mean(steps) - updates.mean()) < 4 * error

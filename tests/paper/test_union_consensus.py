@@ -16,7 +16,7 @@ from holdout.federation.central import run_round
 from holdout.federation.round_setup import first_state
 from holdout.rounds import Outcome, admit_proposals, conclude_vote
 from holdout.rules import mean
-from holdout.voting import Ballot, Gate, Quorum, Terms, tally
+from holdout.voting import Approvals, Gate, Quorum, Terms, tally
 
 below_a_half = st.fractions(0, Fraction(1, 2), max_denominator=100).filter(
     lambda f: f < Fraction(1, 2)
@@ -72,7 +72,7 @@ def test_ballots_rounded_down_can_select_nobody():
     length, quorum = math.floor((1 - f) * n_p), math.floor((1 - f) * n_c)
     assert (length, quorum) == (1, 4)
     ballots = spread(length, proposals=n_p, voters=n_c)
-    assert tally({v: Ballot(tuple(names)) for v, names in enumerate(ballots)}, quorum=quorum) == ()
+    assert tally({v: Approvals(tuple(names)) for v, names in enumerate(ballots)}, quorum=quorum) == ()
     # With the ceilings, ballots so short are void.
     assert not vote(Terms.paper(f), ballots, proposals=n_p).ballots
     full = spread(Terms.paper(f).approve_count(n_p), proposals=n_p, voters=n_c)

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from tests import golden
 
-from holdout.voting import Ballot, Gate, admit_approvals, cast_approvals, tally
+from holdout.voting import Approvals, Gate, admit_approvals, cast_approvals, tally
 
 TESTDATA = Path(__file__).parent / "testdata"
 
@@ -18,7 +18,7 @@ def run(case: golden.Case) -> str:
     rows = [line.split() for line in case.lines]
     match case.command:
         case "tally":
-            ballots = {int(v.removeprefix("v")): Ballot(tuple(map(int, ids))) for v, *ids in rows}
+            ballots = {int(v.removeprefix("v")): Approvals(tuple(map(int, ids))) for v, *ids in rows}
             return f"selected {names(tally(ballots, quorum=int(case.options['quorum'])))}"
         case "admit":
             sent = [(int(v), [int(i) if i.isdigit() else i for i in ids]) for v, *ids in rows]
