@@ -93,7 +93,7 @@ class Products:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Verdict:
+class JointVerdict:
     """What follows from the inner products; or of many votes at once.
 
     Args:
@@ -174,7 +174,7 @@ def decide_jointly(
     )
 
 
-def judge(products: Products, *, terms: Terms, memory: JointMemory) -> Verdict:
+def judge(products: Products, *, terms: Terms, memory: JointMemory) -> JointVerdict:
     """Who stands and with what weight, from inner products alone; of many votes at once too.
 
     Args:
@@ -206,7 +206,9 @@ def judge(products: Products, *, terms: Terms, memory: JointMemory) -> Verdict:
     total = kept.sum(axis=-1, keepdims=True)
     equal = chosen / chosen.sum(axis=-1, keepdims=True)
     weights = np.where(total > 0, kept / np.where(total > 0, total, 1.0), equal)
-    return Verdict(weights, scale, judges, message_scale, scores, share, radius, message_radius)
+    return JointVerdict(
+        weights, scale, judges, message_scale, scores, share, radius, message_radius
+    )
 
 
 def _radii(products: Products, memory: JointMemory) -> tuple[Matrix, Matrix]:
@@ -250,7 +252,9 @@ def _screened(cosines: Matrix, lengths: Matrix, tolerated: int, terms: Terms) ->
     return screen(cosines * lengths[..., :, None] * lengths[..., None, :], f=tolerated)
 
 
-def _remember(messages: Sequence[Tensor], verdict: Verdict, memory: JointMemory) -> JointMemory:
+def _remember(
+    messages: Sequence[Tensor], verdict: JointVerdict, memory: JointMemory
+) -> JointMemory:
     """H_t = memory * H_{t-1} + (1 - memory) * h_t, and the radii."""
     direction, share = memory.direction, verdict.memory
     if messages:

@@ -218,7 +218,7 @@ def test_a_step_that_no_model_survives_is_the_worst(make_view):
     class Fragile:
         leaves_nobody_out = True
 
-        def outcome(self, lies, messages=None):
+        def outcome(self, lies, _messages=None):
             return lies[0] * torch.inf if lies[0].norm() > 100 else lies[0]
 
     view = make_view(deployed=Fragile())

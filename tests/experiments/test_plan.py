@@ -1,6 +1,7 @@
 """From a config to what will be run: every name and number checked, all mistakes at once."""
 
 import sys
+from dataclasses import replace
 from fractions import Fraction
 from types import SimpleNamespace
 
@@ -159,9 +160,37 @@ def test_the_paper_s_terms_do_not_depend_on_the_hardening(data):
     plan = make_plan(tiny.values(data, vote={"gate": "zero", "quorum": "paper", "bound": False}))
     f = Fraction(33, 100)
     assert terms_of(plan.config, "holdout-paper") == Terms.paper(f)
-    assert terms_of(plan.config, "holdout") == Terms(
+    assert terms_of(plan.config, "holdout-1") == Terms(
         f, gate=Gate.ZERO, quorum_kind=Quorum.PAPER, bound=False
     )
+    assert terms_of(plan.config, "holdout") == Terms.joint(f)
+
+
+def test_the_terms_of_joint_ballots_are_those_of_the_config(data):
+    changed = {"screen": False, "memory": 0.25, "scoring": "first-order"}
+    plan = make_plan(tiny.values(data, vote=changed))
+    f = Fraction(33, 100)
+    assert terms_of(plan.config, "holdout") == replace(Terms.joint(f), screen=False, memory=0.25)
+    assert terms_of(plan.config, "holdout-1") == Terms(f, first_order=True)
+
+
+@pytest.mark.parametrize("scoring", ["exact", "first-order"])
+def test_without_a_server_holdout_is_approvals_judged_to_first_order(scoring, data):
+    plan = make_plan(
+        tiny.values(
+            data,
+            experiment={"rules": ["holdout", "holdout-1", "holdout-central"]},
+            vote={"gate": "zero", "scoring": scoring},
+            federation={"mode": "decentralized", "byzantine": 3},
+            training={"momentum": 0.0},
+        )
+    )
+    approvals = Terms(plan.config.federation.f, gate=Gate.ZERO)
+    to_first_order = replace(approvals, first_order=True)
+    assert terms_of(plan.config, "holdout") == to_first_order
+    assert terms_of(plan.config, "holdout-central") == to_first_order
+    expected = to_first_order if scoring == "first-order" else approvals
+    assert terms_of(plan.config, "holdout-1") == expected
 
 
 @pytest.mark.parametrize(

@@ -550,7 +550,9 @@ def test_only_votes_can_do_without_a_server(blobs, values):
         "experiment.rules = 'krum'",
         "experiment.rules = 'mean'",
     ]
-    assert "there are holdout-paper, holdout-1, holdout and, with a server for comparison" in str(caught.value)
+    assert "there are holdout-paper, holdout-1, holdout and, with a server for comparison" in str(
+        caught.value
+    )
 
 
 def test_the_servers_run_is_for_comparison_only(config, blobs):

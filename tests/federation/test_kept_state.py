@@ -98,7 +98,7 @@ def test_without_momentum_nobody_keeps_anything(scene, play):
 
 
 def test_a_joint_vote_keeps_its_direction_and_how_long_messages_may_be(scene, play):
-    federation, curve = scene("holdout")
+    federation, curve = scene("holdout", **HONEST)
     _, state = play(federation, curve, 3)
     assert state.worker_states == {}
     assert set(state.rule_state) == {"direction", "message_radius"}
@@ -330,7 +330,9 @@ def test_a_run_that_keeps_state_resumes_to_the_bit(name, stop, blobs, config, tm
     assert lines(whole) == lines(parts)
 
 
-@pytest.mark.parametrize("name", ["momentum of workers", "direction of a joint vote", "all of them"])
+@pytest.mark.parametrize(
+    "name", ["momentum of workers", "direction of a joint vote", "all of them"]
+)
 def test_state_never_leaks_between_curves_and_seeds(name, blobs, config):
     changed, plugins, rule = CASES[name]
     given = Plugins(data=blobs, **plugins)

@@ -1,4 +1,4 @@
-"""What the attacker foresees of a step is the step that the round makes, to the bit or to rounding."""
+"""What the attacker foresees of a step is the step that is made, to the bit or to rounding."""
 
 from dataclasses import replace
 

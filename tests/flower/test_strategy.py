@@ -64,7 +64,7 @@ def test_every_argument_of_fedavg_is_taken_in_its_place():
         ({"vote_timeout": math.inf}, "vote_timeout = inf"),
         ({"connect_timeout": math.nan}, "connect_timeout = nan"),
         ({"seed": -1}, "seed = -1"),
-        ({"rule": "krum"}, "rule = 'krum': must be \"holdout-1\" or \"holdout-paper\"$"),
+        ({"rule": "krum"}, 'rule = \'krum\': must be "holdout-1" or "holdout-paper"$'),
         ({"rule": ["holdout-1"]}, r"rule = \['holdout-1'\]: must be"),
         ({"rule": "holdout-central"}, 'must be "holdout-1" or "holdout-paper"$'),
         (

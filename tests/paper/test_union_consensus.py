@@ -72,7 +72,9 @@ def test_ballots_rounded_down_can_select_nobody():
     length, quorum = math.floor((1 - f) * n_p), math.floor((1 - f) * n_c)
     assert (length, quorum) == (1, 4)
     ballots = spread(length, proposals=n_p, voters=n_c)
-    assert tally({v: Approvals(tuple(names)) for v, names in enumerate(ballots)}, quorum=quorum) == ()
+    assert (
+        tally({v: Approvals(tuple(names)) for v, names in enumerate(ballots)}, quorum=quorum) == ()
+    )
     # With the ceilings, ballots so short are void.
     assert not vote(Terms.paper(f), ballots, proposals=n_p).ballots
     full = spread(Terms.paper(f).approve_count(n_p), proposals=n_p, voters=n_c)

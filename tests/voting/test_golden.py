@@ -18,7 +18,9 @@ def run(case: golden.Case) -> str:
     rows = [line.split() for line in case.lines]
     match case.command:
         case "tally":
-            ballots = {int(v.removeprefix("v")): Approvals(tuple(map(int, ids))) for v, *ids in rows}
+            ballots = {
+                int(v.removeprefix("v")): Approvals(tuple(map(int, ids))) for v, *ids in rows
+            }
             return f"selected {names(tally(ballots, quorum=int(case.options['quorum'])))}"
         case "admit":
             sent = [(int(v), [int(i) if i.isdigit() else i for i in ids]) for v, *ids in rows]

@@ -28,7 +28,9 @@ from holdout.voting import (
 SOURCE = Path(holdout.__file__).parent
 
 ballots = st.dictionaries(
-    st.integers(0, 9), st.lists(st.integers(0, 7), unique=True).map(tuple).map(Approvals), max_size=10
+    st.integers(0, 9),
+    st.lists(st.integers(0, 7), unique=True).map(tuple).map(Approvals),
+    max_size=10,
 )
 losses = st.dictionaries(st.integers(0, 20), st.floats(), min_size=1)
 shares = st.fractions(0, Fraction(49, 100), max_denominator=100)

@@ -12,7 +12,7 @@ from holdout.attacks import ballots, camouflaged, messages, persistent, searched
 from holdout.attacks.ballots import BallotAttack, BallotView
 from holdout.attacks.messages import CoalitionView, MessageAttack, MessageView
 from holdout.attacks.search import DeployedRule
-from holdout.attacks.view import Attack, Deployed, Lie, Trial, View
+from holdout.attacks.view import Attack, Deployed, Lie, MixedLie, View
 
 ATTACKS: Mapping[str, Callable[..., Attack]] = MappingProxyType(
     {
@@ -83,6 +83,6 @@ __all__ = [
     "Lie",
     "MessageAttack",
     "MessageView",
-    "Trial",
+    "MixedLie",
     "View",
 ]

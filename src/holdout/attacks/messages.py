@@ -59,9 +59,10 @@ class MessageView:
 
     Example:
         >>> from holdout import stream
+        >>> from holdout.attacks import MESSAGE_ATTACKS
         >>> shared = CoalitionView([torch.tensor([-4.0, 0.0])], torch.tensor([[2.0, 0.0]]), 2.0)
         >>> view = MessageView(9, shared, own=lambda: torch.tensor([1.0, 1.0]), source=stream(0))
-        >>> coalition(view), inverted(view)
+        >>> MESSAGE_ATTACKS["coalition"](view), MESSAGE_ATTACKS["inverted"](view)
         (tensor([-2.,  0.]), tensor([-1., -1.]))
     """
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from holdout.attacks.view import Deployed, Trial
+from holdout.attacks.view import Deployed, MixedLie
 from holdout.custom_code import describe, guard
 from holdout.errors import InfeasibleError, PluginError
 from holdout.rules import mean
@@ -93,7 +93,7 @@ class DeployedRule:
             )
         return result.detach().float().clone()
 
-    def reaches(self, basis: Tensor, trials: Sequence[Trial], along: Tensor) -> list[float]:
+    def reaches(self, basis: Tensor, trials: Sequence[MixedLie], along: Tensor) -> list[float]:
         """How far the outcome of each trial goes along a direction."""
         return reaches_one_by_one(self, basis, trials, along)
 
@@ -107,12 +107,12 @@ class DeployedRule:
 
 
 def reaches_one_by_one(
-    deployed: Deployed, basis: Tensor, trials: Sequence[Trial], along: Tensor
+    deployed: Deployed, basis: Tensor, trials: Sequence[MixedLie], along: Tensor
 ) -> list[float]:
     """`Deployed.reaches` of a rule that can only be run as a whole."""
     direction = along.double()
 
-    def reach(trial: Trial) -> float:
+    def reach(trial: MixedLie) -> float:
         update = deployed.outcome(*trial.dense(basis))
         return 0.0 if update is None else float(update.double() @ direction)
 

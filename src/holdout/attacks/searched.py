@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from holdout.attacks.updates import Permute
-from holdout.attacks.view import Lie, Mixtures, Trial, View, dense
+from holdout.attacks.view import Lie, MixedLie, Mixtures, View, dense
 from holdout.errors import ModelError
 from holdout.learning.scoring import sample_losses
 from holdout.learning.training import gradients
@@ -74,7 +74,9 @@ class Greedy:
     def __call__(self, view: View) -> Lie:
         """A row for each Byzantine proposer."""
         menu = Menu.of(view)
-        return _most_harmful(view, menu, [Trial(lies) for lies in menu.lies.values()], self.exact)
+        return _most_harmful(
+            view, menu, [MixedLie(lies) for lies in menu.lies.values()], self.exact
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +94,7 @@ class Jointly:
         """A row for each Byzantine proposer, and one for each Byzantine voter."""
         menu = Menu.of(view)
         trials = [
-            Trial(lies, messages)
+            MixedLie(lies, messages)
             for lies in menu.lies.values()
             for messages in menu.ways_to_vote(lies)
         ]
@@ -211,7 +213,7 @@ def _lies(
     yield "all forgotten", alike(slope=-1.0)
 
 
-def _most_harmful(view: View, menu: Menu, trials: Sequence[Trial], exact: int) -> Lie:
+def _most_harmful(view: View, menu: Menu, trials: Sequence[MixedLie], exact: int) -> Lie:
     """The lie after which the loss on held samples is largest.
 
     Those whose step goes furthest against the gradient of the held samples are tried on them.

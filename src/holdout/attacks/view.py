@@ -56,7 +56,9 @@ class Deployed(Protocol):
         what its voters send; None: what `attack.voters` says.
         """
 
-    def reaches(self, basis: Tensor, trials: Sequence["Trial"], along: Tensor) -> Sequence[float]:
+    def reaches(
+        self, basis: Tensor, trials: Sequence["MixedLie"], along: Tensor
+    ) -> Sequence[float]:
         """How far the outcome of each trial goes along a direction, <outcome, along>; 0: no step.
 
         Args:
@@ -71,11 +73,11 @@ Mixtures = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Trial:
+class MixedLie:
     """A lie that an attacker considers, as mixtures of a basis.
 
     Example:
-        >>> trial = Trial(np.array([[1.0, -2.0]]))
+        >>> trial = MixedLie(np.array([[1.0, -2.0]]))
         >>> trial.dense(torch.tensor([[3.0, 0.0], [0.0, 1.0]]))[0]
         [tensor([ 3., -2.])]
     """

@@ -215,7 +215,7 @@ def tell_lies(coalition: Coalition, deployed: Deployed) -> Lies:
     strength = lie.gamma
     if strength is not None:
         strength = guard(f"the gamma of {name}", partial(float, strength))
-    sent = _each(name, lie, count)
+    sent = _each(name, "proposers", lie.updates, count)
     if setup.lie_share < 1:
         sent = _partly(sent, coalition.honest_work, setup.lie_share)
     states: Mapping[WorkerId, Kept] = {}
@@ -238,22 +238,22 @@ def _messages(attack: str, lie: Lie, voters: JointVoters | None) -> list[object]
     """What each lying voter sends, if the attack decides it."""
     if lie.messages is None or voters is None:
         return None
-    return _each(f"{attack}, for its voters,", Lie(lie.messages), len(voters.liars))
+    return _each(attack, "voters", lie.messages, len(voters.liars))
 
 
-def _each(attack: str, lie: Lie, count: int) -> list[object]:
-    """What each Byzantine proposer sends: its own row, or the vector that all send."""
-    if not isinstance(lie.updates, Tensor | Sequence):
+def _each(attack: str, who: str, sent: object, count: int) -> list[object]:
+    """What each Byzantine proposer or voter sends: its own row, or the vector that all send."""
+    if not isinstance(sent, Tensor | Sequence):
         raise PluginError(
             f"{attack} must return a tensor, or one tensor or None for each of the {count} "
-            f"proposers; got {describe(lie.updates)}"
+            f"{who}; got {describe(sent)}"
         )
-    if isinstance(lie.updates, Tensor) and lie.updates.ndim < 2:  # noqa: PLR2004
-        return [lie.updates] * count
+    if isinstance(sent, Tensor) and sent.ndim < 2:  # noqa: PLR2004
+        return [sent] * count
     # A wrong number must not silently pass for a measurement.
-    if len(lie.updates) not in (0, count):
+    if len(sent) not in (0, count):
         raise PluginError(
-            f"{attack} must return one update for all, one for each of the {count} proposers, or "
-            f"an empty list for silence; got {len(lie.updates)}"
+            f"{attack} must return one update for all, one for each of the {count} {who}, or "
+            f"an empty list for silence; got {len(sent)}"
         )
-    return list(lie.updates) or [None] * count
+    return list(sent) or [None] * count

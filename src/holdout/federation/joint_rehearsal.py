@@ -11,14 +11,14 @@ from functools import cached_property
 import numpy as np
 from torch import Tensor
 
-from holdout.attacks import Trial
+from holdout.attacks import MixedLie
 from holdout.attacks.view import Mixtures, dense
 from holdout.federation.joint_ballots import JointVoters
 from holdout.ids import ProposalId
 from holdout.joint_vote import (
     JointMemory,
+    JointVerdict,
     Vectors,
-    Verdict,
     combine,
     cosines,
     judge,
@@ -73,7 +73,7 @@ class DeployedJointVote:
         (verdict,) = self._judged([(told, sent)])
         return combine(Vectors.of(updates).rows, verdict.weights * verdict.scale)
 
-    def reaches(self, basis: Tensor, trials: Sequence[Trial], along: Tensor) -> list[float]:
+    def reaches(self, basis: Tensor, trials: Sequence[MixedLie], along: Tensor) -> list[float]:
         """How far the step of each trial goes along a direction, by inner products alone."""
         fixed, _ = self._fixed
         # What voters send as usual need not be a mixture of the basis.
@@ -145,7 +145,7 @@ class DeployedJointVote:
         table = np.block([[known, across.T], [across, cosines(new)]])
         return table, np.concatenate([fixed.lengths, new.lengths])
 
-    def _judged(self, read: Sequence[tuple[list[Tensor], list[Tensor]]]) -> Iterator[Verdict]:
+    def _judged(self, read: Sequence[tuple[list[Tensor], list[Tensor]]]) -> Iterator[JointVerdict]:
         """What the vote would make of each pair of valid lies and messages."""
         first = len(self._fixed[0].rows)
         # Copies of a lie are one vector, and so are messages that several voters send.

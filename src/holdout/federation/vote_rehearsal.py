@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from holdout import device
-from holdout.attacks import Trial
+from holdout.attacks import MixedLie
 from holdout.attacks.search import reaches_one_by_one
 from holdout.federation.electorate import Electorate, Marks, VoterScores
 from holdout.holdout_scores import HoldoutScores
@@ -140,7 +140,7 @@ class DeployedVote:
         selection = sorted(self.tally.selected(ballots, ids))
         return mean(torch.stack([bounded[p] for p in selection]), f=0) if selection else None
 
-    def reaches(self, basis: Tensor, trials: Sequence[Trial], along: Tensor) -> list[float]:
+    def reaches(self, basis: Tensor, trials: Sequence[MixedLie], along: Tensor) -> list[float]:
         """How far the outcome of each trial goes along a direction."""
         return reaches_one_by_one(self, basis, trials, along)
 

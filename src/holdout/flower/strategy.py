@@ -36,7 +36,8 @@ APP_RAISED = 2
 
 def _rule_problems(rule: object) -> list[str]:
     """What is wrong with the name of a vote; a voter's messages here are names of proposals."""
-    joint, offered = [], []
+    joint: list[str] = []
+    offered: list[str] = []
     for name, vote in VOTES.items():
         if not vote.has_server:
             (joint if vote.terms(Fraction(0)).is_joint else offered).append(name)

@@ -20,7 +20,12 @@ from holdout.ids import ProposalId, WorkerId
 
 
 class BallotKind(StrEnum):
-    """What a voter's message says."""
+    """What a voter's message says.
+
+    Example:
+        >>> BallotKind("joint") is BallotKind.JOINT
+        True
+    """
 
     APPROVALS = "approvals"
     """Which proposals did best on the voter's data (the paper's ballot)."""
@@ -123,7 +128,22 @@ def admit_ballots(
     voters: Iterable[WorkerId],
     read: Callable[[object], B | BallotFault],
 ) -> AdmittedBallots[B]:
-    """Check what voters sent, in order of arrival; `read` knows the kind of ballot."""
+    """Check what voters sent, in order of arrival; `read` knows the kind of ballot.
+
+    Args:
+        sent: Who sent what; None is nothing.
+        voters: Who was drawn.
+        read: The ballot that a message is, or what is wrong with it.
+
+    Example:
+        >>> def read(message):
+        ...     return Approvals(message) if message else BallotFault.MALFORMED
+        >>> found = admit_ballots([(3, (0, 1)), (3, (2,)), (4, ())], voters=[3, 4], read=read)
+        >>> found.valid
+        {3: Approvals(approved=(0, 1))}
+        >>> [(voter, fault.value) for voter, fault in found.void]
+        [(3, 'second'), (4, 'malformed')]
+    """
     drawn = tuple(voters)
     valid: dict[WorkerId, B] = {}
     void: list[tuple[WorkerId, BallotFault]] = []
