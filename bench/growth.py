@@ -45,7 +45,7 @@ def rows() -> list[Row]:
     _plot(curves, exponents)
     return [
         Row(
-            f"a holdout round grows as {name}^{exponent:.2f}; {EXPONENT_MAX} / exponent",
+            f"a holdout-1 round grows as {name}^{exponent:.2f}; {EXPONENT_MAX} / exponent",
             EXPONENT_MAX / max(exponent, 0.01),
             1.0,
             ", ".join(
@@ -75,7 +75,7 @@ def _seconds(sizes: dict[str, int], data: tuple[Tensor, Tensor, Tensor, Tensor])
 
     config = {
         "experiment": {
-            "rules": ["holdout"],
+            "rules": ["holdout-1"],
             "baseline": False,
             "rounds": 10**6,
             "evaluate_every": 10**6,

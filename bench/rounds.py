@@ -19,11 +19,11 @@ SCORERS = ("_score", "combination_losses")
 
 
 def rows() -> list[Row]:
-    """Scoring's share of a HoldOut round, the adaptive attack included."""
+    """Scoring's share of a round with approvals, the adaptive attack included."""
     data = _as_large_as_mnist()
     return [
         Row(f"{rule} round, 30 + 30, m_c = 2,000: scoring / all", _scoring_share(rule, data), 0.8)
-        for rule in ("holdout", "holdout-paper")
+        for rule in ("holdout-1", "holdout-paper")
     ]
 
 
