@@ -62,7 +62,8 @@ class MessageView:
         >>> from holdout.attacks import MESSAGE_ATTACKS
         >>> shared = CoalitionView([torch.tensor([-4.0, 0.0])], torch.tensor([[2.0, 0.0]]), 2.0)
         >>> view = MessageView(9, shared, own=lambda: torch.tensor([1.0, 1.0]), source=stream(0))
-        >>> MESSAGE_ATTACKS["coalition"](view), MESSAGE_ATTACKS["inverted"](view)
+        >>> promote, invert = MESSAGE_ATTACKS["coalition"], MESSAGE_ATTACKS["inverted"]
+        >>> promote(view), invert(view)
         (tensor([-2.,  0.]), tensor([-1., -1.]))
     """
 
