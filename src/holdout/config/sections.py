@@ -77,7 +77,7 @@ class ExperimentSection(Section):
         "holdout-paper",
         "holdout",
     ]
-    """What is compared: names of `holdout.voting.VOTES` and of `holdout.rules.RULES`; the latter may
+    """What is compared: names of `holdout.voting.VOTES` or `holdout.rules.RULES`; the latter may
     stand after pre-aggregations as in "nnm+krum"; a custom rule is named "package.module:name"."""
     rounds: Count = 100
     """How many rounds each curve has; the paper's T."""

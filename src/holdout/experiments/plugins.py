@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from holdout.attacks import Attack, BallotAttack
+from holdout.attacks import Attack, BallotAttack, MessageAttack
 from holdout.data.datasets import Dataset
 from holdout.learning.models import ModelFactory
 from holdout.rules import Rule
@@ -30,8 +30,9 @@ class Plugins:
     """Rules by the names under which `experiment.rules` lists them."""
     attack: Attack | None = None
     """What Byzantine proposers send, given a `holdout.attacks.View`."""
-    ballots: BallotAttack | None = None
-    """How Byzantine voters vote, given a `holdout.attacks.BallotView`."""
+    ballots: BallotAttack | MessageAttack | None = None
+    """How Byzantine voters vote, given a `holdout.attacks.BallotView`; where ballots are joint, a
+    `holdout.attacks.MessageView`."""
     model: ModelFactory | None = None
     """Makes the model, given the shape of one sample and the number of classes."""
     data: Dataset | tuple[Any, Any, Any, Any] | None = None
