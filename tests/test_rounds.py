@@ -8,6 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from holdout.joint_vote import JointMemory
 from holdout.learning.vector import norm, shrink
 from holdout.rounds import (
     AdmittedProposals,
@@ -16,6 +17,7 @@ from holdout.rounds import (
     admit_proposals,
     apply_rule,
     bound_updates,
+    conclude_joint,
     conclude_vote,
     count,
 )
@@ -24,7 +26,7 @@ from holdout.voting import Quorum, Terms
 
 D = 4
 THIRD = Fraction(33, 100)
-TERMS = {"holdout-paper": Terms.paper(THIRD), "holdout": Terms(THIRD)}
+TERMS = {"holdout-paper": Terms.paper(THIRD), "holdout-1": Terms(THIRD)}
 both_rules = pytest.mark.parametrize("rule", TERMS)
 
 RUBBISH = {
@@ -266,7 +268,7 @@ def test_the_update_is_the_mean_of_the_union_consensus(rule):
 def test_an_empty_union_consensus_makes_no_step():
     admitted = admit(rows(4))
     decision = conclude_vote(
-        admitted, [(0, [0]), (1, [1]), (2, [])], voters=[0, 1, 2], terms=TERMS["holdout"]
+        admitted, [(0, [0]), (1, [1]), (2, [])], voters=[0, 1, 2], terms=TERMS["holdout-1"]
     )
     assert decision.outcome is Outcome.EMPTY_SELECTION
     assert decision.update is None
@@ -346,6 +348,72 @@ def test_deciding_changes_nothing_that_was_sent():
     before = [row.clone() for row in sent]
     admitted = admit(sent)
     bounded, _ = bound_updates(admitted, previous_radius=1e-3)
-    conclude_vote(bounded, [(0, [0, 1, 2, 3])], voters=[0], terms=TERMS["holdout"])
+    conclude_vote(bounded, [(0, [0, 1, 2, 3])], voters=[0], terms=TERMS["holdout-1"])
     apply_rule(AdmittedProposals(admitted.valid, {}), RULES["median"], f=1)
     assert all(torch.equal(a, b) for a, b in zip(sent, before, strict=True))
+
+
+# --------------------------------------------------------------------------------- joint ballots
+
+
+def jointly(updates, sent, *, voters=range(5), memory=JointMemory()):  # noqa: B008
+    return conclude_joint(
+        admit(updates), sent, voters=list(voters), terms=Terms.joint(THIRD), memory=memory
+    )
+
+
+@pytest.mark.parametrize("name", RUBBISH)
+def test_what_is_no_joint_ballot_is_void_and_counted(name):
+    message, fault = RUBBISH[name]
+    fault = "malformed" if fault == "misshapen" else fault
+    good = torch.ones(D)
+    sent = [(0, good), (1, message), (2, good), (9, good), (2, -good)]
+    decision, memory = jointly(rows(4), sent, voters=range(3))
+    assert count(decision.ballot_faults) == {fault: 1, "not-drawn": 1, "second": 1}
+    assert decision.outcome is Outcome.STEP
+    assert decision.voter_weights == {0: pytest.approx(0.5), 2: pytest.approx(0.5)}
+    assert torch.allclose(memory.direction, good)
+
+
+@pytest.mark.parametrize("name", GOOD)
+def test_any_vector_of_finite_floats_is_a_joint_ballot(name):
+    decision, memory = jointly(rows(4), [(0, GOOD[name])], voters=[0])
+    assert decision.void_ballots == ()
+    assert torch.allclose(memory.direction, torch.ones(D))
+
+
+def test_a_joint_ballot_stands_for_at_most_k_proposals_that_it_agrees_with():
+    e = torch.eye(D)
+    updates = [e[0], -e[0], e[1], 2 * e[0] + e[1], e[2], -e[1]]
+    decision, _ = jointly(updates, [(0, e[0]), (1, e[0] + e[1] + e[2]), (2, -e[3])])
+    assert decision.approve_count == math.ceil(Fraction(67, 100) * 6) == 5
+    found = {voter: ballot.approved for voter, ballot in decision.ballots.items()}
+    assert found == {0: (0, 3), 1: (0, 2, 3, 4), 2: ()}
+    assert count(decision.ballot_faults) == {"missing": 2}
+    assert decision.quorum is None
+
+
+def test_without_a_proposal_a_joint_vote_makes_no_step_and_keeps_what_it_knows():
+    memory = JointMemory(radius=2.0, message_radius=3.0, direction=torch.ones(D))
+    decision, after = jointly([None, "x"], [(0, torch.ones(D))], memory=memory)
+    assert (decision.outcome, decision.update) == (Outcome.NO_PROPOSALS, None)
+    assert after is memory
+
+
+def test_without_a_ballot_the_remembered_direction_judges():
+    e = torch.eye(D)
+    updates = [e[0], -e[0], e[0] + e[1], e[0] + e[2]]
+    memory = JointMemory(radius=1.0, message_radius=1.0, direction=e[0])
+    decision, after = jointly(updates, [], memory=memory)
+    assert decision.selection == (0, 2, 3)
+    assert decision.voter_weights == {}
+    assert torch.equal(after.direction, e[0])
+
+
+def test_a_joint_vote_changes_nothing_that_was_sent():
+    sent, messages = rows(5), [2 * row for row in rows(5)]
+    before = [row.clone() for row in (*sent, *messages)]
+    kept = JointMemory(radius=1e-3, message_radius=1e-3, direction=torch.ones(D))
+    jointly(sent, list(enumerate(messages)), memory=kept)
+    assert all(torch.equal(a, b) for a, b in zip((*sent, *messages), before, strict=True))
+    assert torch.equal(kept.direction, torch.ones(D))

@@ -12,11 +12,12 @@ from holdout import holdout_scores as scores_module
 from holdout.attacks.updates import flip_labels
 from holdout.data.datasets import Shard, load
 from holdout.holdout_scores import HoldoutScores
+from holdout.ids import ProposalId
 from holdout.learning import vector
 from holdout.learning.models import MODELS, build
 from holdout.rounds import admit_proposals, bound_updates
 from holdout.voting import Gate, Quorum, Terms
-from holdout.workers import HonestWorker, Recipe, propose_together
+from holdout.workers import HonestWorker, Recipe, judge_together, propose_together
 
 CLASSES = 4
 RATE = 0.1
@@ -379,3 +380,47 @@ def test_first_order_and_exact_ballots_mostly_name_the_same_honest_proposals():
     measured = sum(shares) / len(shares)
     print(f"first-order and exact ballots share {measured:.3f} of their names (seed {seed})")  # noqa: T201
     assert measured > 0.78, shares
+
+
+# --------------------------------------------------------------------------------- joint ballots
+
+JOINT = Terms.joint(Fraction(33, 100))
+
+
+def joint_ballot(them, worker, proposals, round_number=3):
+    return worker.vote(
+        them.weights, proposals, round_number=round_number, learning_rate=RATE, terms=JOINT
+    ).update
+
+
+def test_a_joint_ballot_is_the_gradient_on_the_holdout_rows(them):
+    for worker in them.workers:
+        rows = worker.holdout_rows(3)
+        gradient = plain_gradient(them, them.weights, them.x[rows], them.y[rows])
+        ballot = joint_ballot(them, worker, {})
+        assert torch.allclose(ballot, gradient, rtol=1e-4, atol=1e-6)
+        # It does not depend on what was proposed.
+        shown = {ProposalId(place): update for place, update in enumerate(them.updates)}
+        assert torch.equal(joint_ballot(them, worker, shown), ballot)
+
+
+@pytest.mark.parametrize("steps", [2, 3, 40])
+def test_with_local_steps_a_joint_ballot_walks_through_the_holdout_rows_once(steps):
+    them = crew(steps=steps)
+    for worker in them.workers:
+        weights = them.weights.clone()
+        parts = [part for part in worker.holdout_rows(3).tensor_split(steps) if len(part)]
+        assert sum(map(len, parts)) == 30
+        for rows in parts:
+            weights = weights - RATE * plain_gradient(them, weights, them.x[rows], them.y[rows])
+        expected = (them.weights - weights) / RATE
+        assert torch.allclose(joint_ballot(them, worker, {}), expected, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("steps", [1, 3])
+def test_voters_together_send_what_each_sends_alone(steps):
+    them = crew(steps=steps)
+    together = judge_together(them.workers, them.weights, round_number=3, learning_rate=RATE)
+    for worker, row in zip(them.workers, together, strict=True):
+        assert torch.allclose(joint_ballot(them, worker, {}), row, rtol=1e-4, atol=1e-5)
+    assert judge_together([], them.weights, round_number=3, learning_rate=RATE).shape[0] == 0

@@ -10,7 +10,7 @@ from holdout.seeds import stream
 from holdout.voting import BallotFault, Terms
 
 THIRD = Fraction(33, 100)
-TERMS = {"holdout-paper": Terms.paper(THIRD), "holdout": Terms(THIRD)}
+TERMS = {"holdout-paper": Terms.paper(THIRD), "holdout-1": Terms(THIRD)}
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ def view(*, voter=3, seed=0, round_number=1, proposals=10, coalition=(2, 5, 7), 
         voter=voter,
         proposals=ids,
         coalition=frozenset(coalition),
-        approve_count=TERMS["holdout"].approve_count(len(ids)),
+        approve_count=TERMS["holdout-1"].approve_count(len(ids)),
         honest_ballot=lambda: tuple(honest),
         ranking=lambda: list(reversed(ids)),
         source=stream(seed, "ballot", round_number, voter),
@@ -71,7 +71,7 @@ def test_a_ballot_is_valid_unless_it_is_short_where_ballots_are_full(
     if CASES[name].full:
         assert len(ballot) == given.approve_count
     admitted = admit(rule, ballot, given)
-    if rule == "holdout" or len(ballot) == given.approve_count:
+    if rule == "holdout-1" or len(ballot) == given.approve_count:
         assert admitted.valid[3].approved == tuple(sorted(ballot))
         assert admitted.void == ()
     else:

@@ -204,7 +204,7 @@ def rounds_under_attack(plan, *, rounds=6):
                 yield repeat, record
 
 
-@pytest.mark.parametrize("rule", ["holdout-paper", "holdout"])
+@pytest.mark.parametrize("rule", ["holdout-paper", "holdout-1", "holdout"])
 def test_the_next_gamma_is_the_first_that_the_vote_keeps_out(blobs, rule):
     ladder = strengths(GAMMA_MAX)
     limited = 0
@@ -221,10 +221,11 @@ def test_the_next_gamma_is_the_first_that_the_vote_keeps_out(blobs, rule):
     assert limited >= 3
 
 
-def test_with_passing_all_every_lie_is_selected_and_the_next_gamma_loses_one(blobs):
+@pytest.mark.parametrize("rule", ["holdout-1", "holdout"])
+def test_with_passing_all_every_lie_is_selected_and_the_next_gamma_loses_one(blobs, rule):
     ladder = strengths(GAMMA_MAX)
     limited = 0
-    for repeat, record in rounds_under_attack(plan_of(blobs, "holdout", passing="all")):
+    for repeat, record in rounds_under_attack(plan_of(blobs, rule, passing="all")):
         if record.gamma == 0.0:
             continue
         assert record.byzantine_selected == record.byzantine_proposers
