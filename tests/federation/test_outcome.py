@@ -5,7 +5,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from holdout.attacks import BALLOT_ATTACKS, Lie
+from holdout.attacks import BALLOT_ATTACKS, Lie, MixedLie
+from holdout.attacks.searched import Menu
 from holdout.federation import decentralized
 from holdout.federation.round_setup import first_state
 from holdout.rules import RULES, compose
@@ -174,3 +175,58 @@ def test_without_a_server_the_step_is_foreseen_to_rounding(rule, kind, scene):
             assert torch.allclose(after.weights, state.weights - 0.1 * step, atol=1e-6)
         state = after
     assert attack.outcomes
+
+
+class Reaching:
+    """Compares how far each trial on the menu reaches with the step that it would make."""
+
+    def __init__(self):
+        self.compared = 0
+
+    def __call__(self, view):
+        menu = Menu.of(view)
+        trials = [
+            MixedLie(lies, messages)
+            for lies in menu.lies.values()
+            for messages in [None, *menu.ways_to_vote(lies)]
+        ]
+        reaches = view.deployed.reaches(menu.basis, trials, menu.slope)
+        assert len(reaches) == len(trials)
+        for trial, reach in zip(trials, reaches, strict=True):
+            step = view.deployed.outcome(*trial.dense(menu.basis))
+            length = 1.0 if step is None else float(step.norm())
+            expected = 0.0 if step is None else float(step.double() @ menu.slope.double())
+            error = 1e-4 * length * float(menu.slope.norm())
+            assert reach == pytest.approx(expected, abs=error)
+            self.compared += 1
+        return Lie(-view.mean)
+
+
+@pytest.mark.parametrize("ballots", BALLOT_ATTACKS)
+@pytest.mark.parametrize("vote", JOINT, ids=lambda vote: "-".join(map(str, vote.values())))
+def test_what_a_trial_reaches_is_what_its_step_would_reach(ballots, vote, scene, play):
+    federation, curve = scene("holdout", attack={"voters": ballots}, vote=vote, seed=2)
+    reaching = Reaching()
+    play(federation, replace(curve, act=reaching), 3)
+    assert reaching.compared > 500
+
+
+@pytest.mark.parametrize("rule", ["mean", "krum", "holdout-1"])
+def test_rules_without_messages_reach_what_their_steps_reach(rule, scene, play):
+    federation, curve = scene(rule, seed=2)
+    reaching = Reaching()
+    play(federation, replace(curve, act=reaching), 1)
+    assert reaching.compared > 50
+
+
+@pytest.mark.parametrize("knowledge", ["omniscient", "coalition", "last-round"])
+@pytest.mark.parametrize("name", ["greedy", "jointly"])
+@pytest.mark.parametrize("rule", ["holdout", "holdout-1", "mean"])
+def test_searching_attackers_send_what_is_admitted(rule, name, knowledge, scene, play):
+    federation, curve = scene(rule, attack={"name": name, "knowledge": knowledge})
+    records, state = play(federation, curve, 3)
+    assert any(record.byzantine_proposers for record in records)
+    for record in records:
+        assert record.rejected_proposals == {}
+        assert set(record.rejected_ballots) <= {"missing"}
+    assert state.weights.isfinite().all()
