@@ -7,6 +7,7 @@ import itertools
 from dataclasses import replace
 
 import pytest
+import torch
 from tests.federation.ballots import looks_at_its_losses
 
 from holdout.attacks import BALLOT_ATTACKS, Lie
@@ -15,6 +16,7 @@ from holdout.attacks.updates import Alie, InnerProduct
 from holdout.federation.joint_rehearsal import DeployedJointVote
 from holdout.federation.vote_rehearsal import DeployedVote
 from holdout.holdout_scores import HoldoutScores
+from holdout.voting import JointBallot
 
 VOTE_RULES = ["holdout-paper", "holdout-1", "holdout"]
 GAMMA_MAX = 4.0
@@ -250,3 +252,44 @@ def test_the_vote_leaves_somebody_out(rule, kind, scene, play):
     play(federation, replace(curve, act=rehearsal))
     assert isinstance(rehearsal.deployed, kind)
     assert not rehearsal.deployed.leaves_nobody_out
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        torch.full((1704,), torch.nan),
+        torch.zeros(1704, dtype=torch.int64),
+        torch.zeros(3),
+        torch.ones(1704, dtype=torch.float64),
+        "x",
+    ],
+    ids=["nan", "integers", "short", "float64", "no vector"],
+)
+@pytest.mark.parametrize("attack", ["alie", "jointly"])
+def test_an_honest_voter_that_sends_junk_stops_no_search_of_a_joint_vote(sent, attack, scene, play):
+    class Confused:
+        def __init__(self, worker):
+            self.inner, self.propose = worker, worker.propose
+
+        def vote(self, *task, **settings):
+            if self.inner.worker_id % 3:
+                return self.inner.vote(*task, **settings)
+            return JointBallot(sent)
+
+    class Spy:
+        def __init__(self, inner):
+            self.inner, self.views = inner, []
+
+        def __call__(self, view):
+            self.views.append(view)
+            return self.inner(view)
+
+    federation, curve = scene("holdout", plugins={"worker": Confused}, attack={"name": attack})
+    spy = Spy(curve.act)
+    records, state = play(federation, replace(curve, act=spy), 2)
+    assert all(record.outcome == "step" for record in records)
+    assert state.weights.isfinite().all()
+    seen = [view.messages() for view in spy.views]
+    assert seen
+    assert all(messages.isfinite().all() for messages in seen)
+    assert all(messages.dtype == torch.float32 for messages in seen)

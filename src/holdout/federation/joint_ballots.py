@@ -14,6 +14,7 @@ from holdout.federation.custom_workers import ask_to_vote
 from holdout.federation.round_setup import RoundSetup, State
 from holdout.ids import WorkerId
 from holdout.joint_vote import JointMemory
+from holdout.rounds import admit_proposals
 from holdout.seeds import stream
 from holdout.voting import Terms
 from holdout.workers import HonestWorker, is_plain, judge_together
@@ -57,10 +58,11 @@ class JointVoters:
 
     @cached_property
     def known(self) -> Tensor:
-        """The honest voters' valid messages, one per row."""
-        d = len(self.setup.state.weights)
-        rows = [m for m in self.honest.values() if isinstance(m, Tensor) and m.shape == (d,)]
-        return torch.stack(rows) if rows else self.setup.state.weights.new_empty(0, d)
+        """The honest voters' messages as the server reads them, one per row."""
+        weights = self.setup.state.weights
+        valid = admit_proposals(list(self.honest.values()), dimension=len(weights)).valid
+        rows = list(valid.values())
+        return torch.stack(rows) if rows else weights.new_empty(0, len(weights))
 
     @cached_property
     def _usual_norm(self) -> float:
