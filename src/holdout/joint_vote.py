@@ -14,13 +14,18 @@ data are skewed cannot judge a single update well, but their gradients can be av
 
     screen     lies that agree with each other more than honest updates do lose weight
                (`rules.covariance.screen`): among the messages, and among the proposals
-    direction  h_t = the weighted mean of the messages; H_t = memory * H_{t-1} + (1 - memory) * h_t
-    judge      the at most N_p - k proposals of lowest <u_j, H_t> are out, and only where that is
-               negative: so a draw of mostly lying voters can never leave the lies alone
-    step       the mean of the rest under the screen's weights
+    direction  h_t = the weighted mean of the messages, brought to length 1, so that no single draw
+               speaks louder than another; H_t = memory * H_{t-1} + (1 - memory) * h_t
+    judge      the proposals of lowest <u_j, H_t> are out where that is negative, then those that
+               the screen left with next to nothing: N_p - k at most in all, so a draw of mostly
+               lying voters can never leave the lies alone
+    step       v_t = the mean of the rest under the screen's weights; where voters and screen
+               disagree, its part across H_t is shortened to `reach` times its part along it
 
-Nobody's vector counts for more than a radius that follows the median length, as in `voting.terms`:
-one for the proposals, one for the messages. All decisions follow from inner products alone.
+Nobody's vector counts for more than a radius that follows the median length: one for the proposals,
+one for the messages. It may shrink as fast as in `voting.terms` but grow by a tenth a round only:
+where a bad draw has thrown the model off, honest gradients are long and their steps overshoot. All
+decisions follow from inner products alone.
 """
 
 from collections.abc import Sequence
@@ -46,8 +51,16 @@ LONGEST, TINY = 1e18, 1e-18
 """What is longer is shrunk to this at once, and what is shorter counts as zero: so that nothing
 overflows or underflows in float32. No gradient that anybody can learn from is near either."""
 
-NEGLIGIBLE = 0.2
-"""A proposal whose weight is below this share of an equal weight is out."""
+NEGLIGIBLE, LEAST = 0.2, 0.05
+"""A proposal whose weight is below the first share of an equal weight may be dropped; one that is
+not keeps at least the second."""
+
+GENTLE = 0.25
+"""How much of its weight the furthest vector loses in a pass of the screen. In one blow, as CAF has
+it, the honest lose so much along with five liars of twelve that the screen must stop at once."""
+
+GROWTH = 1.1
+"""How much longer a vector may be than in the last round."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -55,6 +68,7 @@ class JointMemory:
     """What a joint vote hands to the next round.
 
     Args:
+        rounds: How many votes with at least one message there have been.
         radius: How long a proposal may be; None before the first round.
         message_radius: The same for a voter's message.
         direction: H, the holdout direction so far; None before the first round.
@@ -64,6 +78,7 @@ class JointMemory:
         True
     """
 
+    rounds: int = 0
     radius: float | None = None
     message_radius: float | None = None
     direction: Tensor | None = None
@@ -73,23 +88,19 @@ class JointMemory:
 class Products:
     """How long the vectors of a vote are, and the cosines between them; or many votes at once.
 
+    The vectors are the n proposals, the m messages and, if there is one, the last direction.
+
     Args:
-        lengths: Of the proposals, (..., n).
-        message_lengths: Of the voters' messages, (..., m).
-        proposals: Cosines between proposals, (..., n, n).
-        messages: Cosines between messages, (..., m, m).
-        across: Cosines between proposals and messages, (..., n, m).
-        recalled: Cosines between proposals and the remembered direction, (..., n).
-        recalled_length: The length of that direction, (...); 0 if there is none.
+        lengths: Of all, (..., n + m) or (..., n + m + 1).
+        cosines: Between all, square.
+        proposals: n.
+        messages: m.
     """
 
     lengths: Matrix
-    message_lengths: Matrix
-    proposals: Matrix
-    messages: Matrix
-    across: Matrix
-    recalled: Matrix
-    recalled_length: Matrix
+    cosines: Matrix
+    proposals: int
+    messages: int
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -97,24 +108,24 @@ class JointVerdict:
     """What follows from the inner products; or of many votes at once.
 
     Args:
-        weights: Of each proposal in the step, (..., n); they sum to 1, and 0 means that it is out.
-        scale: The factor that bounds each proposal, (..., n).
+        weights: Of each proposal in the mean, (..., n); they sum to 1, and 0 means that it is out.
         judges: The weight of each message in h_t, (..., m).
-        message_scale: The factor that bounds each message, (..., m).
-        scores: <u_j, H_t> of the bounded proposals, (..., n).
-        memory: The share of H_{t-1} in H_t.
+        step: v_t as factors of all the vectors, in the order of `Products`.
+        direction: H_t in the same way.
         radius: How long a proposal may be, (...).
         message_radius: How long a message may be, (...).
     """
 
     weights: Matrix
-    scale: Matrix
     judges: Matrix
-    message_scale: Matrix
-    scores: Matrix
-    memory: float
+    step: Matrix
+    direction: Matrix
     radius: Matrix
     message_radius: Matrix
+
+    def one(self, place: int) -> Self:
+        """The verdict on one of many votes."""
+        return type(self)(*(getattr(self, name)[place] for name in self.__slots__))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -122,14 +133,14 @@ class JointDecision:
     """What a joint vote came to.
 
     Args:
-        update: v_t.
+        update: v_t; None where the step would go against the holdout direction.
         weights: The weight of each proposal in it; 0 means that it is out.
         judges: The weight of each message in h_t.
         support: What each message says of each proposal, (messages, proposals): the cosine.
         memory: What the next round needs.
     """
 
-    update: Tensor
+    update: Tensor | None
     weights: Sequence[float]
     judges: Sequence[float]
     support: Matrix
@@ -159,56 +170,110 @@ def decide_jointly(
         >>> decision.update, decision.weights
         (tensor([1.0000, 0.1000]), [0.5, 0.5, 0.0])
     """
-    # As a block of rows, so that all inner products are one computation.
-    rows = [*proposals, *messages, *([] if memory.direction is None else [memory.direction])]
-    vectors = Vectors.of(rows)
+    kept = [] if memory.direction is None else [memory.direction]
+    vectors = Vectors.of([*proposals, *messages, *kept])
     n, m = len(proposals), len(messages)
-    products = products_of(vectors.lengths, cosines(vectors), proposals=n, messages=m)
+    products = Products(vectors.lengths, cosines(vectors), proposals=n, messages=m)
     verdict = judge(products, terms=terms, memory=memory)
     return JointDecision(
-        update=combine(vectors.rows[:n], verdict.weights * verdict.scale),
+        update=combine(vectors.rows, verdict.step) if verdict.step.any() else None,
         weights=verdict.weights.tolist(),
         judges=verdict.judges.tolist(),
-        support=products.across.T,
-        memory=_remember(vectors.rows[n : n + m], verdict, memory),
+        support=products.cosines[:n, n : n + m].T,
+        memory=JointMemory(
+            rounds=memory.rounds + bool(messages),
+            radius=float(verdict.radius) or None,
+            message_radius=float(verdict.message_radius) or None,
+            direction=combine(vectors.rows, verdict.direction) if messages else memory.direction,
+        ),
     )
 
 
 def judge(products: Products, *, terms: Terms, memory: JointMemory) -> JointVerdict:
-    """Who stands and with what weight, from inner products alone; of many votes at once too.
+    """Who stands, with what weight, and what the step is: from inner products alone.
 
     Args:
         products: Of one vote, or of many with as many proposals and messages each.
         terms: How the vote is held.
         memory: What the last round handed on.
     """
-    n, m = products.lengths.shape[-1], products.message_lengths.shape[-1]
-    tolerated = n - terms.approve_count(n)
+    n, m = products.proposals, products.messages
+    proposals, messages = slice(0, n), slice(n, n + m)
     radius, message_radius = _radii(products, memory)
-    scale, lengths = _bounded(products.lengths, radius)
-    message_scale, message_lengths = _bounded(products.message_lengths, message_radius)
-    # h_t, and what it makes of the proposals.
-    share = terms.memory if memory.direction is not None else 0.0
-    scores = share * products.recalled_length[..., None] * lengths * products.recalled
-    judges = np.zeros_like(message_lengths)
-    if m:
-        judges = _screened(products.messages, message_lengths, m - terms.approve_count(m), terms)
-        heard = products.across @ (judges * message_lengths)[..., None]
-        scores = scores + (1 - share) * lengths * heard[..., 0]
-    # The lowest are out, at most N_p - k, and only where they are negative.
-    places = np.argsort(np.argsort(scores, axis=-1, kind="stable"), axis=-1, kind="stable")
-    stands = (places >= tolerated) | (scores >= 0)
-    weights = _screened(products.proposals, lengths, tolerated, terms)
-    heavy = stands & (weights >= NEGLIGIBLE / n)
-    # The screen alone may not empty what the judges left.
-    chosen = np.where(heavy.any(axis=-1, keepdims=True), heavy, stands)
-    kept = np.where(chosen, weights, 0.0)
-    total = kept.sum(axis=-1, keepdims=True)
-    equal = chosen / chosen.sum(axis=-1, keepdims=True)
-    weights = np.where(total > 0, kept / np.where(total > 0, total, 1.0), equal)
-    return JointVerdict(
-        weights, scale, judges, message_scale, scores, share, radius, message_radius
+    scale, lengths = np.ones_like(products.lengths), products.lengths.copy()
+    for part, limit in ((proposals, radius), (messages, message_radius)):
+        scale[..., part], lengths[..., part] = _bounded(lengths[..., part], limit)
+    gram = products.cosines * lengths[..., :, None] * lengths[..., None, :]
+    # h_t and H_t, as factors of the bounded vectors.
+    tolerated, tolerated_voters = n - terms.approve_count(n), m - terms.approve_count(m)
+    judges = _screened(gram[..., messages, messages], tolerated_voters, terms)
+    direction = np.zeros_like(lengths)
+    direction[..., messages] = judges
+    direction = _shortened(direction, _length(direction, gram), 1.0)
+    if memory.direction is not None:
+        # The first rounds count alike, so that a bad first draw is soon outvoted.
+        share = min(terms.memory, 1 - 1 / (memory.rounds + 1)) if m else 1.0
+        direction *= 1 - share
+        direction[..., -1] = share
+    # What H_t makes of the proposals, and who stands.
+    agreement = (gram @ direction[..., None])[..., 0]
+    screened = _screened(gram[..., proposals, proposals], tolerated, terms)
+    weights = _standing(agreement[..., proposals], screened, tolerated)
+    step = np.zeros_like(lengths)
+    step[..., proposals] = weights
+    if terms.reach:
+        step = _within_reach(step, direction, agreement, gram, terms.reach)
+    return JointVerdict(weights, judges, step * scale, direction * scale, radius, message_radius)
+
+
+def _standing(scores: Matrix, screened: Matrix, tolerated: int) -> Matrix:
+    """The weights of the proposals: of the judges' and the screen's, at most N_p - k are out."""
+    n = scores.shape[-1]
+    judged = (_ranks(scores) < tolerated) & (scores < 0)
+    # What the judges drop comes first, then what the screen left with least.
+    last = np.where(judged, -1.0, screened)
+    dropped = judged | ((_ranks(last) < tolerated) & (screened < NEGLIGIBLE / n))
+    weights: Matrix = np.where(dropped, 0.0, np.maximum(screened, LEAST / n))
+    weights /= weights.sum(axis=-1, keepdims=True)
+    return weights
+
+
+def _ranks(values: Matrix) -> npt.NDArray[np.intp]:
+    """The place of each value among all, from the lowest; equal values by their order."""
+    return np.argsort(np.argsort(values, axis=-1, kind="stable"), axis=-1, kind="stable")
+
+
+def _within_reach(
+    step: Matrix, direction: Matrix, agreement: Matrix, gram: Matrix, reach: float
+) -> Matrix:
+    """The step with its part across the direction at most `reach` times the part along it.
+
+    A step that goes against the direction has no part along it: nothing is left of it.
+    """
+    length = _length(direction, gram)
+    known = length > 0  # Without a direction nobody can say what is across it.
+    along = (step * agreement).sum(axis=-1) / np.where(known, length, 1.0)
+    across = np.sqrt(np.maximum(_length(step, gram) ** 2 - along**2, 0.0))
+    limit = reach * np.maximum(along, 0.0)
+    share = np.where(across > limit, limit / np.where(across > 0, across, 1.0), 1.0)
+    share = np.where(known, np.where(along < 0, 0.0, share), 1.0)
+    towards = np.where(
+        known, (1 - share) * np.maximum(along, 0.0) / np.where(known, length, 1.0), 0.0
     )
+    limited: Matrix = share[..., None] * step + towards[..., None] * direction
+    return limited
+
+
+def _length(factors: Matrix, gram: Matrix) -> Matrix:
+    """The norm of a mixture of vectors with these inner products."""
+    square = (factors * (gram @ factors[..., None])[..., 0]).sum(axis=-1)
+    root: Matrix = np.sqrt(np.maximum(square, 0.0))
+    return root
+
+
+def _shortened(factors: Matrix, length: Matrix, wanted: float) -> Matrix:
+    """The mixture brought to a length; zero stays zero."""
+    return factors * (wanted / np.where(length > 0, length, wanted))[..., None]
 
 
 def _radii(products: Products, memory: JointMemory) -> tuple[Matrix, Matrix]:
@@ -217,20 +282,21 @@ def _radii(products: Products, memory: JointMemory) -> tuple[Matrix, Matrix]:
     Each follows its median. Before the first round there is nothing to compare with, so both start
     from the median of all: liars may be half of one draw, but hardly of two at once.
     """
-    first = _median(np.concatenate([products.lengths, products.message_lengths], axis=-1))
+    n, m = products.proposals, products.messages
+    first = _median(products.lengths[..., : n + m])
     return (
-        _follow(products.lengths, memory.radius, first),
-        _follow(products.message_lengths, memory.message_radius, first),
+        _follow(products.lengths[..., :n], memory.radius, first),
+        _follow(products.lengths[..., n : n + m], memory.message_radius, first),
     )
 
 
 def _follow(lengths: Matrix, previous: float | None, first: Matrix) -> Matrix:
-    """`voting.bound_radius` of many votes at once."""
-    before = np.where(np.asarray(previous or 0.0) > 0, previous or 0.0, first)
+    """The median length, if the last round's allows it; as `voting.bound_radius`, but growing."""
+    before = np.full_like(first, previous) if previous else first
     if not lengths.shape[-1]:
         return before
     median = _median(lengths)
-    return np.where(before > 0, np.clip(median, before / RATE, before * RATE), median)
+    return np.where(before > 0, np.clip(median, before / RATE, before * GROWTH), median)
 
 
 def _median(lengths: Matrix) -> Matrix:
@@ -241,31 +307,25 @@ def _median(lengths: Matrix) -> Matrix:
 def _bounded(lengths: Matrix, radius: Matrix) -> tuple[Matrix, Matrix]:
     """The factors that scale vectors of these lengths down to the radius, and the new lengths."""
     limit = radius[..., None]
-    short = np.minimum(lengths, limit)
-    return np.where(lengths > limit, limit / np.where(lengths > 0, lengths, 1.0), 1.0), short
+    scale = np.where(lengths > limit, limit / np.where(lengths > 0, lengths, 1.0), 1.0)
+    return scale, np.minimum(lengths, limit)
 
 
-def _screened(cosines: Matrix, lengths: Matrix, tolerated: int, terms: Terms) -> Matrix:
+def _screened(gram: Matrix, tolerated: int, terms: Terms) -> Matrix:
     """The screen's weights; equal ones where the terms have none."""
+    shape = gram.shape[:-1]
+    if not shape[-1]:
+        return np.zeros(shape)
     if not terms.screen:
-        return np.full_like(lengths, 1 / lengths.shape[-1])
-    return screen(cosines * lengths[..., :, None] * lengths[..., None, :], f=tolerated)
-
-
-def _remember(
-    messages: Sequence[Tensor], verdict: JointVerdict, memory: JointMemory
-) -> JointMemory:
-    """H_t = memory * H_{t-1} + (1 - memory) * h_t, and the radii."""
-    direction, share = memory.direction, verdict.memory
-    if messages:
-        factors = (1 - share) * verdict.judges * verdict.message_scale
-        fresh = combine(messages, factors)
-        direction = fresh if direction is None else fresh.add_(direction, alpha=share)
-    return JointMemory(
-        radius=float(verdict.radius) or None,
-        message_radius=float(verdict.message_radius) or None,
-        direction=direction,
-    )
+        return np.full(shape, 1 / shape[-1])
+    if gram.ndim == 2:  # noqa: PLR2004 - One vote.
+        return screen(gram, f=tolerated, step=GENTLE)
+    # Many votes that are tried differ in the proposals or in the messages, seldom in both.
+    keys = [one.tobytes() for one in gram]
+    first = {key: place for place, key in reversed(list(enumerate(keys)))}
+    places = {key: number for number, key in enumerate(first)}
+    found = screen(gram[list(first.values())], f=tolerated, step=GENTLE)
+    return found[[places[key] for key in keys]]
 
 
 # -------------------------------------------------------------------------------- vectors, products
@@ -325,29 +385,6 @@ def cosines(vectors: Vectors, others: Vectors | None = None) -> Matrix:
 
 def _block(arrays: Sequence[npt.NDArray[np.float32]], start: int) -> npt.NDArray[np.float32]:
     return np.stack([array[start : start + _WIDTH] for array in arrays])
-
-
-def products_of(lengths: Matrix, table: Matrix, *, proposals: int, messages: int) -> Products:
-    """The parts of a table of cosines: proposals, then messages, then a direction if there is one.
-
-    Args:
-        lengths: The norms of all, (..., n + m) or (..., n + m + 1).
-        table: All cosines, square.
-        proposals: How many proposals there are, n.
-        messages: How many messages there are, m.
-    """
-    p, v = slice(0, proposals), slice(proposals, proposals + messages)
-    last = proposals + messages
-    recalls = table.shape[-1] > last
-    return Products(
-        lengths=lengths[..., p],
-        message_lengths=lengths[..., v],
-        proposals=table[..., p, p],
-        messages=table[..., v, v],
-        across=table[..., p, v],
-        recalled=table[..., p, last] if recalls else np.zeros_like(lengths[..., p]),
-        recalled_length=lengths[..., last] if recalls else np.zeros_like(lengths[..., 0]),
-    )
 
 
 def combine(rows: Sequence[Tensor], factors: Matrix) -> Tensor:

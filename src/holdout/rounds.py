@@ -47,6 +47,8 @@ class Outcome(StrEnum):
     STEP = "step"
     EMPTY_SELECTION = "empty-selection"
     """No proposal reached the quorum."""
+    DISAGREEMENT = "disagreement"
+    """The mean of the proposals goes against the holdout direction of the voters."""
     NO_PROPOSALS = "no-proposals"
     """Nothing valid was proposed."""
     TOO_FEW_BALLOTS = "too-few-ballots"
@@ -205,7 +207,7 @@ def conclude_joint(
     weights = {p: weight for p, weight in zip(ids, found.weights, strict=True) if weight > 0}
     count = terms.approve_count(len(ids))
     decision = Decision(
-        outcome=Outcome.STEP,
+        outcome=Outcome.DISAGREEMENT if found.update is None else Outcome.STEP,
         update=found.update,
         selection=tuple(weights),
         ballots={

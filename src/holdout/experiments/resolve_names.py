@@ -47,7 +47,8 @@ def terms_of(config: Config, rule: str) -> Terms:
     first_order = config.vote.scoring == "first-order"
     if terms.is_joint:
         if config.federation.mode != "decentralized":
-            return replace(terms, screen=config.vote.screen, memory=config.vote.memory)
+            vote = config.vote
+            return replace(terms, screen=vote.screen, memory=vote.memory, reach=vote.reach)
         # Without a server ballots are small signed messages, which name proposals. Judged to first
         # order they cost a voter one gradient, as joint ballots do.
         terms, first_order = Terms(terms.f), True

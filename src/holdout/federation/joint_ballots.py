@@ -105,7 +105,7 @@ def joint_voters(setup: RoundSetup, states: dict[WorkerId, Kept]) -> JointVoters
     return JointVoters(setup, terms, states) if terms is not None and terms.is_joint else None
 
 
-DIRECTION, MESSAGE_RADIUS = "direction", "message_radius"
+DIRECTION, MESSAGE_RADIUS, ROUNDS = "direction", "message_radius", "rounds"
 """The names under which a joint vote's memory is kept in the state of its rule."""
 
 
@@ -113,6 +113,7 @@ def memory_of(state: State) -> JointMemory:
     """What the vote of the last round handed on."""
     radius = state.rule_state.get(MESSAGE_RADIUS)
     return JointMemory(
+        rounds=int(state.rule_state.get(ROUNDS, 0)),
         radius=state.radius,
         message_radius=None if radius is None else float(radius),
         direction=state.rule_state.get(DIRECTION),
@@ -121,7 +122,7 @@ def memory_of(state: State) -> JointMemory:
 
 def kept_of(memory: JointMemory) -> Kept:
     """What the state of the rule holds of it; the proposals' radius is kept by itself."""
-    kept: Kept = {}
+    kept: Kept = {ROUNDS: device.tensor(memory.rounds)}
     if memory.direction is not None:
         kept[DIRECTION] = memory.direction
     if memory.message_radius is not None:

@@ -18,11 +18,11 @@ from holdout.ids import ProposalId
 from holdout.joint_vote import (
     JointMemory,
     JointVerdict,
+    Products,
     Vectors,
     combine,
     cosines,
     judge,
-    products_of,
 )
 from holdout.rounds import admit_proposals
 from holdout.rules.distance import Matrix
@@ -71,7 +71,11 @@ class DeployedJointVote:
         if not updates:
             return None
         (verdict,) = self._judged([(told, sent)])
-        return combine(Vectors.of(updates).rows, verdict.weights * verdict.scale)
+        if not verdict.step.any():
+            return None
+        kept = [] if self.memory.direction is None else [self.memory.direction]
+        everything = Vectors.of([*updates, *self.voters.known, *sent, *kept])
+        return combine(everything.rows, verdict.step)
 
     def reaches(self, basis: Tensor, trials: Sequence[MixedLie], along: Tensor) -> list[float]:
         """How far the step of each trial goes along a direction, by inner products alone."""
@@ -113,21 +117,18 @@ class DeployedJointVote:
         kept = len(self._fixed[0].rows)
         fixed = np.broadcast_to(np.eye(kept, size), (len(lies), kept, size))
         n, m = len(self.honest), len(self.voters.known)
-        proposals = np.concatenate([fixed[:, :n], lies], axis=1)
-        rows = np.concatenate([proposals, fixed[:, n : n + m], messages, fixed[:, n + m :]], axis=1)
+        parts = [fixed[:, :n], lies, fixed[:, n : n + m], messages, fixed[:, n + m :]]
+        rows = np.concatenate(parts, axis=1)
         products = rows @ grams @ rows.swapaxes(1, 2)
         lengths = np.sqrt(np.maximum(np.diagonal(products, axis1=1, axis2=2), 0.0))
         scale = lengths[:, :, None] * lengths[:, None, :]
         table = np.divide(products, scale, out=np.zeros_like(products), where=scale > 0)
         verdict = judge(
-            products_of(
-                lengths, table, proposals=proposals.shape[1], messages=m + messages.shape[1]
-            ),
+            Products(lengths, table, proposals=n + lies.shape[1], messages=m + messages.shape[1]),
             terms=self.terms,
             memory=self.memory,
         )
-        steps = ((verdict.weights * verdict.scale)[:, None] @ proposals)[:, 0]
-        reached: Matrix = steps @ grams[:, -1]
+        reached: Matrix = (verdict.step[:, None] @ rows)[:, 0] @ grams[:, -1]
         return reached
 
     @cached_property
@@ -145,7 +146,7 @@ class DeployedJointVote:
         table = np.block([[known, across.T], [across, cosines(new)]])
         return table, np.concatenate([fixed.lengths, new.lengths])
 
-    def _judged(self, read: Sequence[tuple[list[Tensor], list[Tensor]]]) -> Iterator[JointVerdict]:
+    def _judged(self, read: Sequence[tuple[list[Tensor], list[Tensor]]]) -> list[JointVerdict]:
         """What the vote would make of each pair of valid lies and messages."""
         first = len(self._fixed[0].rows)
         # Copies of a lie are one vector, and so are messages that several voters send.
@@ -153,17 +154,29 @@ class DeployedJointVote:
         places = {key: first + number for number, key in enumerate(fresh)}
         table, lengths = self._with(list(fresh.values()))
         n, m = len(self.honest), len(self.voters.known)
-        for lies, messages in read:
-            proposals = [*range(n), *(places[id(lie)] for lie in lies)]
-            ballots = [*range(n, n + m), *(places[id(message)] for message in messages)]
-            chosen = [*proposals, *ballots, *range(n + m, first)]
-            products = products_of(
-                lengths[chosen],
-                table[np.ix_(chosen, chosen)],
-                proposals=len(proposals),
-                messages=len(ballots),
+
+        def chosen(lies: Sequence[Tensor], messages: Sequence[Tensor]) -> list[int]:
+            """The rows of the table that make up a vote, in the order of `Products`."""
+            told = [places[id(lie)] for lie in lies]
+            sent = [places[id(message)] for message in messages]
+            return [*range(n), *told, *range(n, n + m), *sent, *range(n + m, first)]
+
+        # Votes of one shape, and mostly all are, are judged together.
+        shapes: dict[tuple[int, int], list[int]] = {}
+        for number, (lies, messages) in enumerate(read):
+            shapes.setdefault((len(lies), len(messages)), []).append(number)
+        verdicts: dict[int, JointVerdict] = {}
+        for (told, sent), numbers in shapes.items():
+            rows = np.array([chosen(*read[number]) for number in numbers])
+            products = Products(
+                lengths[rows],
+                table[rows[:, :, None], rows[:, None, :]],
+                proposals=n + told,
+                messages=m + sent,
             )
-            yield judge(products, terms=self.terms, memory=self.memory)
+            together = judge(products, terms=self.terms, memory=self.memory)
+            verdicts |= {number: together.one(place) for place, number in enumerate(numbers)}
+        return [verdicts[number] for number in range(len(read))]
 
     def _read(
         self, lies: Sequence[Tensor | None], messages: Sequence[Tensor | None] | None

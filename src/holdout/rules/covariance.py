@@ -98,7 +98,9 @@ def gram(updates: Tensor, others: Tensor | None = None) -> Matrix:
     return result
 
 
-def screen(gram: Matrix, *, f: float, present: npt.ArrayLike | None = None) -> Matrix:
+def screen(
+    gram: Matrix, *, f: float, present: npt.ArrayLike | None = None, step: float = 1.0
+) -> Matrix:
     """CAF's weights, from the inner products of the updates alone; not negative, they sum to 1.
 
     Seen from whichever point: weights do not change if all updates are moved. In every pass the
@@ -111,6 +113,8 @@ def screen(gram: Matrix, *, f: float, present: npt.ArrayLike | None = None) -> M
         f: How many updates may be lies, of those that count.
         present: 1 for those that count at all and 0 for others, (n,) or (s, n); without it, all.
             A member that counts and whose square is not finite gets 0 too, and is one of the f.
+        step: How much of its weight the furthest loses in a pass: all of it, as CAF has it, or less
+            for more and gentler passes.
 
     Returns:
         The weights, (n,) or (s, n); all 0 where nobody counts.
@@ -135,11 +139,12 @@ def screen(gram: Matrix, *, f: float, present: npt.ArrayLike | None = None) -> M
     left_over = np.maximum(f - (asked & ~counted).sum(axis=1), 0.0)
     both = counted[:, :, None] & counted[:, None, :]
     with keep_blas_to_one_thread():
-        weights = _filtered(np.where(both, many, 0.0), counted, counted.sum(axis=1) - 2 * left_over)
+        enough = counted.sum(axis=1) - 2 * left_over
+        weights = _filtered(np.where(both, many, 0.0), counted, enough, step)
     return weights if gram.ndim == 3 else weights[0]  # noqa: PLR2004
 
 
-def _filtered(grams: Matrix, counted: npt.NDArray[np.bool_], enough: Matrix) -> Matrix:
+def _filtered(grams: Matrix, counted: npt.NDArray[np.bool_], enough: Matrix, step: float) -> Matrix:
     """The weights of the pass of least variance, for each of the matrices.
 
     A pass is made for those matrices whose confidences still sum to more than `enough`.
@@ -156,7 +161,7 @@ def _filtered(grams: Matrix, counted: npt.NDArray[np.bool_], enough: Matrix) -> 
         top = scores.max(axis=1, keepdims=True)
         with np.errstate(invalid="ignore", divide="ignore"):
             shares = np.where(scores >= (1 - _TIED) * top, 1.0, scores / top)
-        rest = mine * (1 - shares)
+        rest = mine * (1 - step * shares)
         confidence[going] = np.where(rest < _GONE, 0.0, rest)
         left = confidence[going].sum(axis=1)
         # Nothing varies, or nobody is left: there is no further pass.

@@ -66,6 +66,9 @@ class Terms:
     """Joint ballots only: whether lies that agree with each other too much lose weight."""
     memory: float = 0.8
     """Joint ballots only: the share of the last holdout direction in the next."""
+    reach: float = 1.5
+    """Joint ballots only: the part of a step across the holdout direction is at most so many times
+    the part along it; 0: no limit."""
 
     @classmethod
     def paper(cls, f: Fraction) -> Self:
