@@ -20,7 +20,8 @@ import pytest
 import torch
 
 from holdout.attacks import BALLOT_ATTACKS, BallotView
-from holdout.rounds import admit_proposals, bound_updates, conclude_vote
+from holdout.joint_vote import JointMemory
+from holdout.rounds import admit_proposals, bound_updates, conclude_joint, conclude_vote
 from holdout.seeds import stream
 from holdout.voting import Terms
 
@@ -255,3 +256,59 @@ def test_the_bound_makes_every_update_as_short_as_the_theorem_assumes(samples, a
         longest = max(float(np.linalg.norm(update)) for update in poll.updates.values())
         assert longest <= poll.radius * (1 + 1e-6)
         assert poll.radius <= G
+
+
+# Joint ballots: the same claim to first order, hence without the term in eta.
+
+
+def joint_poll(samples, attack, *, liars, distance, seed, message=None):
+    """A vote with joint ballots at a model w, as the server decides it; the true gradient there."""
+    generator = np.random.default_rng(seed)
+    direction = generator.normal(size=DIMENSION)
+    w = distance * direction / np.linalg.norm(direction)
+    batches = generator.choice(SAMPLES, (PROPOSERS, BATCH))
+    sent = np.array([gradient(samples[rows], w) for rows in batches])
+    sent[:liars] = ATTACKS[attack](sent[liars:])
+    held = [samples[generator.choice(SAMPLES, HOLDOUT, replace=False)] for _ in range(VOTERS)]
+    messages = np.array([gradient(rows, w) for rows in held])
+    lying = int(F * VOTERS)
+    messages[:lying] = sent[0] if message is None else message(messages[lying:])
+    admitted = admit_proposals(list(torch.from_numpy(sent)), dimension=DIMENSION)
+    ballots = list(enumerate(torch.from_numpy(messages)))
+    decision, memory = conclude_joint(
+        admitted, ballots, voters=range(VOTERS), terms=Terms.joint(F), memory=JointMemory()
+    )
+    return decision, memory, sent, gradient(samples, w)
+
+
+@every_attack
+@pytest.mark.parametrize("distance", PLACES)
+def test_in_expectation_a_joint_vote_follows_the_true_gradient(samples, attack, distance):
+    """With no more liars than f among proposers and voters; what is bounded cannot be longer than
+    the median, so the promise is made to the part of the true gradient that this leaves."""
+    surplus = []
+    for seed in range(30):
+        decision, memory, sent, true = joint_poll(
+            samples, attack, liars=int(F * PROPOSERS), distance=distance, seed=seed
+        )
+        update = (
+            np.zeros(DIMENSION) if decision.update is None else decision.update.double().numpy()
+        )
+        honest = sent[int(F * PROPOSERS) :]
+        kept = np.minimum(1, memory.radius / np.linalg.norm(honest, axis=1)).min()
+        longest = (honest**2).sum(axis=1).max()
+        surplus.append(update @ true - kept * true @ true + BETA * longest * 0.1 / 2)
+    assert np.mean(surplus) >= -3 * np.std(surplus) / np.sqrt(len(surplus))
+
+
+@every_attack
+def test_a_proposal_that_joint_ballots_judge_negative_is_out_if_there_is_room(samples, attack):
+    for seed in range(20):
+        decision, memory, sent, _ = joint_poll(
+            samples, attack, liars=int(F * PROPOSERS), distance=8.0, seed=seed
+        )
+        scores = sent @ memory.direction.double().numpy()
+        negative = sorted((score, p) for p, score in enumerate(scores) if score < -ROUNDING)
+        room = PROPOSERS - Terms.joint(F).approve_count(PROPOSERS)
+        assert not {p for _, p in negative[:room]}.intersection(decision.selection)
+        assert len(decision.selection) >= PROPOSERS - room
