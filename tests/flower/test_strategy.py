@@ -354,7 +354,7 @@ def test_a_run_folder_is_written_that_holdout_report_draws(tmp_path):
     assert "Under crashes, HoldOut 1 ends at 30.0" in page
     assert "rejected: error" in page
     (row,) = final_table(run.rows)
-    assert (row.label, row.accuracy) == ("HoldOut", 0.3)
+    assert (row.label, row.accuracy) == ("HoldOut 1", 0.3)
 
 
 def test_a_run_that_stops_keeps_what_was_done(tmp_path):
