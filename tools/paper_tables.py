@@ -35,11 +35,14 @@ from paper_experiments import (
     ATTACKS,
     AUTHORS_RULES,
     BALLOTS,
+    COMPARED,
     EXPERIMENTS,
     GAMMAS,
+    LIES,
     PAPER,
     REDUCED,
     ROBUST,
+    SETTINGS,
     VOTES,
     names_of,
 )
@@ -54,6 +57,8 @@ PLACE = re.compile(r"^\[\[([\w.-]+)\]\]$", re.MULTILINE)
 """Where a table goes in a page's text."""
 NAMING = ("mean", "krum", "multi-krum", *VOTES)
 """The rules that name the updates they average."""
+WIDE = 6
+"""A cell of the search that so many candidates share has a column of its own."""
 LEAD_MIN = 0.3
 """In points; a smaller lead is within the noise of the seeds."""
 
@@ -182,6 +187,74 @@ def _ballots(prefix: str, ballots: str, results: Results) -> str:
     return table(("ballot", *CURVE_HEAD), rows)
 
 
+def _second_vote(setting: str, results: Results) -> str:
+    """The vote with joint ballots under every attack, beside the rules that were run too."""
+    others = [rule for rule in COMPARED if rule != "holdout"]
+    shown = [
+        rule
+        for rule in others
+        if any(strands(results, f"vote-{setting}-{attack}", rule) for attack in LIES)
+    ]
+    head = [
+        *("attack", "seeds", "HoldOut", "lowest", "worst class", "lies accepted", "empty rounds"),
+        *map(name_of, shown),
+    ]
+    rows = []
+    for attack in LIES:
+        name = f"vote-{setting}-{attack}"
+        found = strands(results, name, "holdout")
+        if found:
+            text = [cell(found), lowest(found), cell(found, worst_class), accepted(found)]
+            rest = [cell(strands(results, name, rule)) for rule in shown]
+            rows.append([_attack_text(attack), str(len(found)), *text, empty(found), *rest])
+    return table(head, rows)
+
+
+def _worst_cases(results: Results) -> str:
+    """For each setting and rule: where nobody lies, and the attack that costs most."""
+    rows = []
+    for setting in SETTINGS:
+        calm = "dirichlet-0.1" if setting == "dirichlet-0.1-20" else setting
+        for rule in COMPARED:
+            found = {
+                attack: fmean(map(final, curve))
+                for attack in LIES
+                if attack != "none"
+                and (curve := strands(results, f"vote-{setting}-{attack}", rule))
+            }
+            if not found:
+                continue
+            worst = min(found, key=lambda attack: found[attack])
+            curve = strands(results, f"vote-{setting}-{worst}", rule)
+            unattacked = cell(strands(results, f"vote-{calm}-none", rule))
+            says = [setting, name_of(rule), unattacked, cell(curve), cell(curve, worst_class)]
+            rows.append([*says, f"`{worst}`", str(len(found)), str(len(curve))])
+    head = ("setting", "rule", "nobody lies", "worst case", "worst class there", "attack")
+    return table((*head, "attacks run", "seeds"), rows)
+
+
+def _search(_results: Results) -> str:
+    """Every candidate of the search and every cell that was run: final accuracy, seed 0."""
+    cells = json.loads((FOLDER / "vote-search.json").read_bytes())["cells"]
+    columns = list(dict.fromkeys((c["setting"], c["attack"]) for c in cells))
+    # Where most candidates were run comes first; single cells are named in the row.
+    counts = {
+        column: sum((c["setting"], c["attack"]) == column for c in cells) for column in columns
+    }
+    wide = [column for column in columns if counts[column] >= WIDE]
+    rows = []
+    for candidate in dict.fromkeys(c["candidate"] for c in cells):
+        mine = {
+            (c["setting"], c["attack"]): 100 * c["accuracy"][-1]
+            for c in cells
+            if c["candidate"] == candidate
+        }
+        rest = [f"{s}, {a}: {mine[s, a]:.1f}" for s, a in mine if (s, a) not in wide]
+        shown = [f"{mine[c]:.1f}" if c in mine else NOTHING for c in wide]
+        rows.append([candidate, *shown, "; ".join(rest) or NOTHING])
+    return table(["candidate", *(f"{s}: {a}" for s, a in wide), "others"], rows)
+
+
 def _environment(results: Results) -> str:
     """The versions with which the experiments were run, as a list."""
     seen = {
@@ -242,6 +315,9 @@ TABLES: Mapping[str, Callable[[Results], str]] = MappingProxyType(
             f"{prefix}-ballots": partial(_ballots, prefix, f"{prefix}-ballots")
             for prefix in ("dirichlet-0.5", "dirichlet-0.1")
         },
+        **{f"vote-{setting}": partial(_second_vote, setting) for setting in SETTINGS},
+        "vote-worst": _worst_cases,
+        "vote-search": _search,
         "environment": _environment,
         "speed": _speed,
         **_of_attacks("robustness"),
