@@ -21,6 +21,7 @@ from bench import (
     figures,
     flower,
     growth,
+    joint,
     node,
     peers,
     quick,
@@ -32,7 +33,7 @@ from bench import (
 )
 from bench.measure import Row
 
-MODULES = (scoring, votes, rounds, quick, figures, growth, agreement, flower, node)
+MODULES = (scoring, votes, rounds, joint, quick, figures, growth, agreement, flower, node)
 PEERS = (training, rules)
 """Beside ByzFL and Flower, where those are installed: `make bench` does that."""
 RESULTS = Path(__file__).with_name("results.json")

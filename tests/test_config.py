@@ -53,6 +53,7 @@ redraw_until_honest_majority = false
 samples = 2000
 screen = true
 memory = 0.8
+reach = 1.5
 gate = "median"
 quorum = "majority"
 bound = true

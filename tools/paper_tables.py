@@ -235,7 +235,7 @@ def _worst_cases(results: Results) -> str:
 
 def _search(_results: Results) -> str:
     """Every candidate of the search and every cell that was run: final accuracy, seed 0."""
-    cells = json.loads((FOLDER / "vote-search.json").read_bytes())["cells"]
+    cells = json.loads((FOLDER / "search" / "vote.json").read_bytes())["cells"]
     columns = list(dict.fromkeys((c["setting"], c["attack"]) for c in cells))
     # Where most candidates were run comes first; single cells are named in the row.
     counts = {

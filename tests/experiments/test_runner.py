@@ -21,6 +21,7 @@ from holdout.errors import ConfigError, PluginError, RunFolderError, UserError
 from holdout.experiments import runner
 from holdout.experiments.plugins import Plugins
 from holdout.experiments.runner import run
+from holdout.joint_vote import GROWTH
 from holdout.results import Checkpoint, ResultsMark, RunFolder
 from holdout.workers import HonestWorker
 
@@ -91,7 +92,7 @@ def test_the_tiny_run_has_all_that_makes_resuming_hard(whole):
     }
     assert outcomes["mean", "bomb", 0]["outcome"] == "diverged"
     radii = [line["radius"] for line in whole.rounds if line["rule"] == "holdout"]
-    assert any(after == 1.5 * before for before, after in pairwise(radii))
+    assert any(after == GROWTH * before for before, after in pairwise(radii))
     assert whole.config.training.momentum > 0
 
 
