@@ -141,7 +141,7 @@ def _residual() -> Row:
     times = seconds({rule: _images(rule) for rule in ("holdout", "holdout-1")}, repetitions=5)
     d = sum(p.numel() for p in resnet((3, 32, 32), 10).parameters())
     return Row(
-        f"ResNet, d = {d:,}, 8 + 8, m_c = 100, adaptive ALIE: holdout-1 / holdout",
+        f"ResNet, d = {d:,}, 8 + 8 x 100 samples, adaptive ALIE: holdout-1 / holdout",
         times["holdout-1"] / times["holdout"],
         RESIDUAL,
         f"{times['holdout-1']:.2f} s and {times['holdout']:.2f} s",

@@ -13,7 +13,7 @@ from holdout.custom_code import Kept, guard
 from holdout.federation.custom_workers import ask_to_vote
 from holdout.federation.round_setup import RoundSetup, State
 from holdout.ids import WorkerId
-from holdout.joint_vote import JointMemory
+from holdout.joint_vote import JointMemory, norms_of
 from holdout.rounds import admit_proposals
 from holdout.seeds import stream
 from holdout.voting import Terms
@@ -66,11 +66,14 @@ class JointVoters:
 
     @cached_property
     def _usual_norm(self) -> float:
-        norms = torch.linalg.vector_norm(self.known, dim=1, dtype=torch.float64)
+        # Row by row: torch takes several times as long for all rows at once.
+        norms = device.tensor(norms_of(list(self.known)), dtype=torch.float64)
         return float(norms.median()) if len(norms) else 0.0
 
     def lies(self, proposed: Sequence[Tensor]) -> list[object]:
         """What the Byzantine voters send, given the lies that are proposed."""
+        if not self.liars:
+            return []
         setup = self.setup
         shared = CoalitionView(proposed, self.known, self._usual_norm)
 

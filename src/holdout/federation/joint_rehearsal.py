@@ -24,11 +24,12 @@ from holdout.joint_vote import (
     cosines,
     judge,
 )
+from holdout.parallel import run_all
 from holdout.rounds import admit_proposals
 from holdout.rules.distance import Matrix
 from holdout.voting import Terms
 
-BATCH = 8  # Lies judged together.
+BATCH = 16  # Lies judged together.
 
 
 @dataclass(frozen=True, eq=False)
@@ -57,7 +58,9 @@ class DeployedJointVote:
         """For each strength: whether the lie would be part of the step."""
         count = len(self.copies)
         for start in range(0, len(strengths), BATCH):
-            lies = [base + s * direction for s in strengths[start : start + BATCH]]
+            tried = strengths[start : start + BATCH]
+            # Each on one thread: waking two takes longer than a sum.
+            lies = run_all(lambda strength: base + strength * direction, tried)
             for verdict in self._judged([self._read([lie] * count, None) for lie in lies]):
                 chosen = verdict.weights[len(self.honest) :] > 0
                 yield bool(chosen.all() if self.passing == "all" else chosen.any())

@@ -9,6 +9,8 @@ All of it follows from the n x n inner products of the updates: the covariance, 
 eigenvalues of the centred inner products, weighted on both sides by the roots of the weights.
 """
 
+from typing import TypeAlias
+
 import numpy as np
 import numpy.typing as npt
 import torch
@@ -138,20 +140,46 @@ def screen(
         counted = asked & (squares <= _FAR)
     left_over = np.maximum(f - (asked & ~counted).sum(axis=1), 0.0)
     both = counted[:, :, None] & counted[:, None, :]
+    enough = counted.sum(axis=1) - 2 * left_over
+    grams = np.where(both, many, 0.0)
+    # Copies of one lie lose weight alike: they are one member with the weight of all.
+    first, group, size = _twins(grams, counted)
     with keep_blas_to_one_thread():
-        enough = counted.sum(axis=1) - 2 * left_over
-        weights = _filtered(np.where(both, many, 0.0), counted, enough, step)
+        joined = grams[:, first[:, None], first]
+        weights = _filtered(joined, counted[:, first] * size, enough, step)
+    weights = (weights / size)[:, group]
     return weights if gram.ndim == 3 else weights[0]  # noqa: PLR2004
 
 
-def _filtered(grams: Matrix, counted: npt.NDArray[np.bool_], enough: Matrix, step: float) -> Matrix:
+_Places: TypeAlias = npt.NDArray[np.intp]
+
+
+def _twins(grams: Matrix, counted: npt.NDArray[np.bool_]) -> tuple[_Places, _Places, Matrix]:
+    """Members whose inner products are the same to the bit, in all matrices.
+
+    Returns:
+        The first member of each group, the group of each member, and the groups' sizes.
+    """
+    groups: dict[bytes, int] = {}
+    first, group = list[int](), list[int]()
+    for member in range(grams.shape[1]):
+        key = grams[:, member].tobytes() + counted[:, member].tobytes()
+        if key not in groups:
+            groups[key] = len(first)
+            first.append(member)
+        group.append(groups[key])
+    size = np.bincount(group, minlength=len(first)).astype(np.float64)
+    return np.array(first, np.intp), np.array(group, np.intp), size
+
+
+def _filtered(grams: Matrix, confidence: Matrix, enough: Matrix, step: float) -> Matrix:
     """The weights of the pass of least variance, for each of the matrices.
 
-    A pass is made for those matrices whose confidences still sum to more than `enough`.
+    A pass is made for those matrices whose confidences, which start as given, still sum to more
+    than `enough`.
     """
-    confidence = counted.astype(np.float64)
     best, least = np.zeros_like(confidence), np.full(len(grams), np.inf)
-    going = np.flatnonzero(counted.any(axis=1))
+    going = np.flatnonzero(confidence.any(axis=1))
     while len(going):
         mine = confidence[going]
         weights = mine / mine.sum(axis=1, keepdims=True)
