@@ -69,7 +69,7 @@ def _attacked() -> Row:
     )
     took = times["holdout"] / times["mean"]
     return Row(
-        f"the same with adaptive ALIE, 33 of 100 lie: {ATTACKED:g} rounds of the mean / time",
+        f"the same with adaptive alie, 33 of 100 lie: {ATTACKED:g} rounds of the mean / time",
         ATTACKED / took,
         1.0,
         f"{took:.2f} rounds of the mean without lies, each {1000 * times['mean']:.0f} ms",
@@ -141,7 +141,7 @@ def _residual() -> Row:
     times = seconds({rule: _images(rule) for rule in ("holdout", "holdout-1")}, repetitions=5)
     d = sum(p.numel() for p in resnet((3, 32, 32), 10).parameters())
     return Row(
-        f"ResNet, d = {d:,}, 8 + 8 x 100 samples, adaptive ALIE: holdout-1 / holdout",
+        f"ResNet, d = {d:,}, 8 + 8 x 100 samples, adaptive alie: holdout-1 / holdout",
         times["holdout-1"] / times["holdout"],
         RESIDUAL,
         f"{times['holdout-1']:.2f} s and {times['holdout']:.2f} s",
