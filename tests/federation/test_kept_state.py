@@ -101,7 +101,7 @@ def test_a_joint_vote_keeps_its_direction_and_how_long_messages_may_be(scene, pl
     federation, curve = scene("holdout", **HONEST)
     _, state = play(federation, curve, 3)
     assert state.worker_states == {}
-    assert set(state.rule_state) == {"direction", "message_radius"}
+    assert set(state.rule_state) == {"direction", "message_radius", "rounds"}
     assert state.rule_state["direction"].shape == state.weights.shape
     assert state.radius > 0
     # What is kept has a say: a long direction the other way leaves out what this one keeps.
