@@ -56,7 +56,11 @@ class DeployedJointVote:
         self, base: Tensor, direction: Tensor, strengths: Sequence[float]
     ) -> Iterator[bool]:
         """For each strength: whether the lie would be part of the step."""
-        count = len(self.copies)
+        count, total = len(self.copies), len(self.copies) + len(self.honest)
+        if self.passing == "any" and count > total - self.terms.approve_count(total):
+            # No more than N_p - k are ever out, so one of the copies always has a weight.
+            yield from [True] * len(strengths)
+            return
         for start in range(0, len(strengths), BATCH):
             tried = strengths[start : start + BATCH]
             # Each on one thread: waking two takes longer than a sum.
