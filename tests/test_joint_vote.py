@@ -252,6 +252,17 @@ def test_one_bad_draw_of_voters_moves_the_direction_by_its_share_alone():
     assert cosine(bad.direction, true) > 0.9
 
 
+def test_messages_that_cancel_each_other_have_no_direction():
+    """What is left of them is rounding: scaled up it would speak louder than any honest draw."""
+    generator = torch.Generator().manual_seed(2)
+    g = torch.randn(30_000, generator=generator)
+    noise = torch.randn(30_000, generator=generator)
+    for power in range(2, 9):
+        opposed = -g + 10.0**-power * noise
+        found = decide_jointly([g, g], [g, opposed], terms=TERMS, memory=JointMemory())
+        assert float(found.memory.direction.norm()) <= 1.01
+
+
 def test_the_first_radius_is_not_set_by_one_draw_alone():
     """Fifteen of thirty proposers that send next to nothing would hold learning up for long."""
     honest, true = crowd(0, 15, 0, LIES["reversed"])

@@ -58,6 +58,9 @@ NEGLIGIBLE, LEAST = 0.2, 0.05
 """A proposal whose weight is below the first share of an equal weight may be dropped; one that is
 not keeps at least the second."""
 
+FAINT = 1e-3
+"""A mean of messages shorter than this share of their radius says nothing."""
+
 GENTLE = 0.25
 """How much of its weight the furthest vector loses in a pass of the screen. In one blow, as CAF has
 it, the honest lose so much along with five liars of twelve that the screen must stop at once."""
@@ -212,7 +215,10 @@ def judge(products: Products, *, terms: Terms, memory: JointMemory) -> JointVerd
     judges = _screened(gram[..., messages, messages], tolerated_voters, terms)
     direction = np.zeros_like(lengths)
     direction[..., messages] = judges
-    direction = _shortened(direction, _length(direction, gram), 1.0)
+    length = _length(direction, gram)
+    # Messages that cancel each other have no direction: what is left of them is rounding.
+    clear = length > FAINT * message_radius
+    direction *= np.where(clear, 1 / np.where(clear, length, 1.0), 0.0)[..., None]
     if memory.direction is not None:
         # The first rounds count alike, so that a bad first draw is soon outvoted.
         share = min(terms.memory, 1 - 1 / (memory.rounds + 1)) if m else 1.0
@@ -272,11 +278,6 @@ def _length(factors: Matrix, gram: Matrix) -> Matrix:
     square = (factors * (gram @ factors[..., None])[..., 0]).sum(axis=-1)
     root: Matrix = np.sqrt(np.maximum(square, 0.0))
     return root
-
-
-def _shortened(factors: Matrix, length: Matrix, wanted: float) -> Matrix:
-    """The mixture brought to a length; zero stays zero."""
-    return factors * (wanted / np.where(length > 0, length, wanted))[..., None]
 
 
 def _radii(products: Products, memory: JointMemory) -> tuple[Matrix, Matrix]:
@@ -391,7 +392,8 @@ def cosines(vectors: Vectors, others: Vectors | None = None) -> Matrix:
 
     total: Matrix = np.sum(map_runs(work, len(left_rows[0]), _WIDTH), axis=0)
     lengths = np.outer(vectors.lengths, right.lengths)
-    return np.divide(total, lengths, out=np.zeros(shape), where=lengths > TINY**2)
+    is_long = np.outer(vectors.lengths > TINY, right.lengths > TINY)
+    return np.divide(total, lengths, out=np.zeros(shape), where=is_long)
 
 
 def _block(arrays: Sequence[npt.NDArray[np.float32]], start: int) -> npt.NDArray[np.float32]:

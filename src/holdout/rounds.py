@@ -48,7 +48,7 @@ class Outcome(StrEnum):
     EMPTY_SELECTION = "empty-selection"
     """No proposal reached the quorum."""
     DISAGREEMENT = "disagreement"
-    """The mean of the proposals goes against the holdout direction of the voters."""
+    """The mean of the proposals does not go along the holdout direction of the voters."""
     NO_PROPOSALS = "no-proposals"
     """Nothing valid was proposed."""
     TOO_FEW_BALLOTS = "too-few-ballots"
@@ -205,6 +205,8 @@ def conclude_joint(
     messages = [ballot.update for ballot in ballots.valid.values()]
     found = decide_jointly(updates, messages, terms=terms, memory=memory)
     weights = {p: weight for p, weight in zip(ids, found.weights, strict=True) if weight > 0}
+    if found.update is None:
+        weights = {}
     count = terms.approve_count(len(ids))
     decision = Decision(
         outcome=Outcome.DISAGREEMENT if found.update is None else Outcome.STEP,

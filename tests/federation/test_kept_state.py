@@ -2,6 +2,7 @@
 
 import json
 import os
+from collections import Counter
 from dataclasses import replace
 
 import pytest
@@ -396,3 +397,21 @@ def test_a_folder_from_before_there_was_a_setting_is_resumed_with_its_default(
     changed = config(experiment={"rules": ["mean"], "rounds": 3}, training={"worker_momentum": 0.5})
     with pytest.raises(RunFolderError, match=r"training.worker_momentum was 0.0, is 0.5"):
         run(changed, out=tmp_path / "parts", plugins=plugins, resume=True)
+
+
+def test_a_worker_that_keeps_something_when_it_votes_keeps_it_beside_momentum(scene, play):
+    class Counts:
+        def __init__(self, honest):
+            self.honest, self.propose = honest, honest.propose
+
+        def vote(self, weights, proposals, *, state, **facts):
+            state["votes"] = state.get("votes", torch.zeros(())) + 1
+            return self.honest.vote(weights, proposals, **facts)
+
+    settings = {"training": {"worker_momentum": BETA}, **HONEST}
+    federation, curve = scene("holdout", plugins={"worker": Counts}, **settings)
+    records, state = play(federation, curve, 6)
+    votes = Counter(voter for record in records for voter in record.voters)
+    assert max(votes.values()) > 1
+    for worker, count in votes.items():
+        assert int(state.worker_states[worker]["votes"]) == count

@@ -201,3 +201,24 @@ def test_flipped_labels_are_what_the_liars_really_learn_from(rule, scene, play, 
     unpoisoned = updates_of(clean, liars, state, 1)
     assert not torch.allclose(unpoisoned, expected)
     assert all(isinstance(worker, HonestWorker) for worker in federation.workers)
+
+
+@pytest.mark.parametrize("knowledge", ["omniscient", "coalition", "last-round"])
+def test_lying_voters_see_honest_messages_only_if_the_coalition_does(knowledge, scene, play):
+    seen = []
+
+    def spy(view):
+        seen.append(view.shared.known)
+        return view.own()
+
+    changed = {"attack": {"knowledge": knowledge, "name": "zero"}}
+    federation, curve = scene("holdout", plugins={"ballots": spy}, **changed)
+    play(federation, curve, 1)
+    first, other = list(seen), []
+    seen = other
+    play(other_honest_data(federation), curve, 1)
+    assert first
+    assert other
+    # Other honest data changes what an omniscient liar sees, and nothing for the others.
+    changes = [not torch.equal(a, b) for a, b in zip(first, other, strict=True)]
+    assert all(changes) if knowledge == "omniscient" else not any(changes)

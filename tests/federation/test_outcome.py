@@ -230,3 +230,23 @@ def test_searching_attackers_send_what_is_admitted(rule, name, knowledge, scene,
         assert record.rejected_proposals == {}
         assert set(record.rejected_ballots) <= {"missing"}
     assert state.weights.isfinite().all()
+
+
+@pytest.mark.parametrize("passing", ["any", "all"])
+def test_a_lie_that_no_server_admits_is_never_selected_by_a_joint_vote(passing, scene, play):
+    class Tries:
+        def __init__(self):
+            self.found = []
+
+        def __call__(self, view):
+            huge = torch.full_like(view.weights, 3e38)
+            self.found.append(list(view.deployed.selects(view.mean, huge, [0.0, 2.0, 30.0])))
+            return view.mean
+
+    for seed in range(4):
+        attack = Tries()
+        setting = {"passing": passing}
+        federation, curve = scene("holdout", seed=seed, attack=setting)
+        play(federation, replace(curve, act=attack), 2)
+        assert attack.found
+        assert all(verdicts[1:] == [False, False] for verdicts in attack.found)

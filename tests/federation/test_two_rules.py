@@ -216,7 +216,11 @@ def test_a_lying_majority_of_voters_never_leaves_the_lies_alone_in_a_joint_vote(
     (record,), after = play(federation, curve)
     assert record.byzantine_voters == 4, seed
     # Nothing is remembered in round 1: a direction that the liars made may stop the step.
-    assert record.outcome in {"step", "disagreement"}
+    if record.outcome == "disagreement":
+        assert record.selection == ()
+        assert torch.equal(after.weights, federation.initial_weights)
+        return
+    assert record.outcome == "step"
     shares = dict(zip(record.selection, record.weights, strict=True))
     honest = [p for p, w in enumerate(record.proposers) if w not in federation.byzantine]
     assert sum(shares.get(p, 0.0) for p in honest) > 0.5, shares

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from holdout.custom_code import Kept, checked_copy, describe, guard
 from holdout.errors import PluginError
-from holdout.federation.coalition import Lies, lie_to_server
+from holdout.federation.coalition import Lies, as_liars_see, lie_to_server
 from holdout.federation.custom_workers import ask_to_propose, ask_to_vote
 from holdout.federation.electorate import VoterScores, electorate_of, score_voters
 from holdout.federation.joint_ballots import JointVoters, joint_voters, kept_of, memory_of
@@ -138,7 +138,7 @@ def _vote_jointly(
     """Every voter has sent an update of its own; all together judge the proposals."""
     setup = voters.setup
     told = [update for p, update in admitted.valid.items() if p in setup.coalition]
-    messages = voters.lies(told) if lies.messages is None else lies.messages
+    messages = as_liars_see(voters).lies(told) if lies.messages is None else lies.messages
     sent = {**voters.honest, **dict(zip(voters.liars, messages, strict=True))}
     return conclude_joint(
         admitted,

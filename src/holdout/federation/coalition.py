@@ -119,25 +119,36 @@ def gather(
     if setup.federation.config.attack.knowledge == "omniscient":
         known = torch.stack(list(honest.values())) if honest else own_updates()[0]
     else:
-        known, guessed, stand_ins = _guess(setup, honest)
-        scores = score_voters(setup, stand_ins)
-        voters = voters and replace(voters, stand_ins=stand_ins)
+        known, guessed = _guess(setup, honest)
+        scores = score_voters(setup, _stand_ins(setup))
+        voters = voters and as_liars_see(voters)
     return Coalition(setup, copies, known, guessed, scores, voters, own_updates)
 
 
 def _guess(
     setup: RoundSetup, honest: Mapping[ProposalId, Tensor]
-) -> tuple[Tensor, Mapping[ProposalId, Tensor], Mapping[WorkerId, HonestWorker]]:
-    """What a coalition that is not omniscient takes for known updates, proposals and voters."""
+) -> tuple[Tensor, Mapping[ProposalId, Tensor]]:
+    """What a coalition that is not omniscient takes for known updates and proposals."""
     members = setup.honest_part(sorted(setup.byzantine))
     known = setup.state.last_honest
     # In round 1 there is no last round yet.
     if setup.federation.config.attack.knowledge != "last-round" or known is None:
         known, _ = setup.propose(members)
-    voters = enumerate(setup.committee.voters)
-    stand_ins = {voter: members[i % len(members)] for i, voter in voters}
-    guessed = {p: known[i % len(known)] for i, p in enumerate(honest)}
-    return known, guessed, stand_ins
+    return known, {p: known[i % len(known)] for i, p in enumerate(honest)}
+
+
+def _stand_ins(setup: RoundSetup) -> Mapping[WorkerId, HonestWorker]:
+    """Members whose data a coalition that is not omniscient takes for the voters'."""
+    members = setup.honest_part(sorted(setup.byzantine))
+    return {v: members[i % len(members)] for i, v in enumerate(setup.committee.voters)}
+
+
+def as_liars_see(voters: JointVoters) -> JointVoters:
+    """The voters of a joint vote as far as `attack.knowledge` shows them to the liars."""
+    setup = voters.setup
+    if setup.federation.config.attack.knowledge == "omniscient" or not setup.byzantine:
+        return voters
+    return replace(voters, stand_ins=_stand_ins(setup))
 
 
 def lie_to_server(

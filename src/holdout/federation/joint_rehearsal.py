@@ -57,17 +57,23 @@ class DeployedJointVote:
     ) -> Iterator[bool]:
         """For each strength: whether the lie would be part of the step."""
         count, total = len(self.copies), len(self.copies) + len(self.honest)
-        if self.passing == "any" and count > total - self.terms.approve_count(total):
-            # No more than N_p - k are ever out, so one of the copies always has a weight.
-            yield from [True] * len(strengths)
-            return
+        # No more than N_p - k are ever out, so one of more copies always has a weight.
+        is_certain = self.passing == "any" and count > total - self.terms.approve_count(total)
         for start in range(0, len(strengths), BATCH):
             tried = strengths[start : start + BATCH]
             # Each on one thread: waking two takes longer than a sum.
             lies = run_all(lambda strength: base + strength * direction, tried)
-            for verdict in self._judged([self._read([lie] * count, None) for lie in lies]):
-                chosen = verdict.weights[len(self.honest) :] > 0
-                yield bool(chosen.all() if self.passing == "all" else chosen.any())
+            told = [_valid([lie] * count, len(base)) for lie in lies]
+            if is_certain:
+                yield from map(bool, told)
+                continue
+            judged = iter(self._judged([self._read(one, None) for one in told if one]))
+            for one in told:
+                yield bool(one) and self._is_selected(next(judged))
+
+    def _is_selected(self, verdict: JointVerdict) -> bool:
+        chosen = verdict.weights[len(self.honest) :] > 0
+        return bool(chosen.all() if self.passing == "all" else chosen.any())
 
     def outcome(
         self, lies: Sequence[Tensor | None], messages: Sequence[Tensor | None] | None = None

@@ -182,7 +182,8 @@ class RoundSetup:
         before = self.state.worker_states.get(worker, {}).get(MOMENTUM)
         fresh = (1 - beta) * update
         sent = fresh if before is None else beta * before + fresh
-        states[worker] = {**states.get(worker, {}), MOMENTUM: sent}
+        kept = states.get(worker, self.state.worker_states.get(worker, {}))
+        states[worker] = {**kept, MOMENTUM: sent}
         return sent
 
 
