@@ -285,6 +285,26 @@ def _search(_results: Results) -> str:
     return table(["candidate", *(f"{s}: {a}" for s, a in wide), "others"], rows)
 
 
+def _choosing(_results: Results) -> str:
+    """The candidates of stage 2: final accuracy, mean and spread over the choosing seeds."""
+    cells = json.loads((FOLDER / "search" / "vote-choosing.json").read_bytes())["cells"]
+    columns = sorted({(c["setting"], c["attack"]) for c in cells})
+    candidates = list(dict.fromkeys(c["candidate"] for c in cells))
+    rows = []
+    for setting, attack in columns:
+        for candidate in candidates:
+            key = (setting, attack, candidate)
+            found = {
+                c["seed"]: 100 * c["accuracy"]
+                for c in cells
+                if (c["setting"], c["attack"], c["candidate"]) == key
+            }
+            if found:
+                seeds = ", ".join(map(str, sorted(found)))
+                rows.append([*key, mean_text(list(found.values())), seeds])
+    return table(("setting", "attack", "candidate", "final accuracy, %", "seeds"), rows)
+
+
 def _environment(results: Results) -> str:
     """The versions with which the experiments were run, as a list."""
     seen = {
@@ -349,6 +369,7 @@ TABLES: Mapping[str, Callable[[Results], str]] = MappingProxyType(
         **{f"vote-cifar10-{n}": partial(_cifar_vote, n) for n in CIFAR_COMMITTEES},
         "vote-worst": _worst_cases,
         "vote-search": _search,
+        "vote-choosing": _choosing,
         "environment": _environment,
         "speed": _speed,
         **_of_attacks("robustness"),
