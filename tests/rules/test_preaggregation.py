@@ -208,8 +208,13 @@ def test_a_rule_behind_buckets_must_withstand_f_of_fewer_rows(size, f):
         if feasible:
             assert composed(random_updates(n, 2), f=f).isfinite().all()
         else:
-            with pytest.raises(InfeasibleError, match=f"got n={math.ceil(n / size)}, f={f}"):
+            rows = math.ceil(n / size)
+            message = f"krum needs n > 2f + 2 updates; got n={rows}, f={f}"
+            if rows < n:
+                message += f": bucketing makes {rows} rows of {n} updates"
+            with pytest.raises(InfeasibleError) as caught:
                 composed(random_updates(n, 2), f=f)
+            assert str(caught.value) == message
 
 
 @pytest.mark.parametrize("size", [0, -1])

@@ -211,7 +211,15 @@ class Rule:
     def __call__(self, updates: Tensor, *, f: int, context: RuleContext | None = None) -> Tensor:
         """The update to apply."""
         prepared = self.prepare(updates, f=f, context=context)
-        return self.finish(prepared, f=f, context=context)
+        try:
+            return self.finish(prepared, f=f, context=context)
+        except InfeasibleError as error:
+            if len(prepared) == len(updates):
+                raise
+            front = " + ".join(pre.label for pre in self.pre)
+            raise InfeasibleError(
+                f"{error}: {front} makes {len(prepared)} rows of {len(updates)} updates"
+            ) from error
 
     def prepare(self, updates: Tensor, *, f: int, context: RuleContext | None = None) -> Tensor:
         """The updates after the pre-aggregations."""
