@@ -42,7 +42,7 @@ CASES = {
     "caf": MAJORITY,
     "centered-clipping": replace(MAJORITY, robust=False, moves_along=False),
     "mda": MAJORITY,
-    "smea": Case(least=lambda f: 2 * f + 1, bound="n > 2f and C(n, f) <= 50,000"),
+    "smea": Case(least=lambda f: 2 * f + 1, bound="n > 2f and C(n, f) (n - f)³ <= 2,000,000,000"),
     "monna": MAJORITY,
     "dnc": MAJORITY,
     "norm-bound-mean": replace(MAJORITY, robust=False, moves_along=False),

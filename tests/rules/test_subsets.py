@@ -14,7 +14,7 @@ from holdout.rules import RULES, mda, monna, smea, subsets
 from holdout.rules.distance import squared_distances
 from holdout.rules.subsets import (
     STEPS_MAX,
-    SUBSETS_MAX,
+    WORK_MAX,
     mda_choice,
     mda_indices,
     monna_choice,
@@ -129,20 +129,29 @@ def test_smea_has_a_common_offset_in_no_covariance():
 
 
 @pytest.mark.parametrize(
-    ("n", "f"), [(15, 7), (20, 6), (30, 4), (60, 3), (300, 2), (10_000, 1), (10**9, 0)]
+    ("n", "f"), [(22, 10), (26, 6), (29, 5), (36, 4), (49, 3), (84, 2), (212, 1)]
 )
 def test_smea_says_in_numbers_how_many_updates_it_takes(n, f):
-    assert math.comb(n, f) <= SUBSETS_MAX
+    assert f"{f} up to {n}" in smea.__doc__ or n == 22
+    assert math.comb(n, f) * (n - f) ** 3 <= WORK_MAX < math.comb(n + 1, f) * (n + 1 - f) ** 3
     assert RULES["smea"].is_feasible(n=n, f=f)
+    assert not RULES["smea"].is_feasible(n=n + 1, f=f)
+    assert all(RULES["smea"].is_feasible(n=m, f=g) for m in range(1, 23) for g in range(-(-m // 2)))
 
 
-@pytest.mark.parametrize(("n", "f"), [(20, 7), (30, 5), (30, 9), (70, 3), (400, 2), (50_001, 1)])
-def test_smea_refuses_more_subsets_than_it_can_look_at(n, f):
+def test_smea_of_nobody_who_lies_is_the_mean_of_any_number():
+    assert RULES["smea"].is_feasible(n=10**9, f=0)
+    updates = random_updates(2000, 3)
+    assert torch.allclose(smea(updates, f=0), updates.mean(dim=0), atol=1e-6)
+
+
+@pytest.mark.parametrize(("n", "f"), [(23, 11), (30, 5), (30, 9), (70, 3), (400, 2), (50_001, 1)])
+def test_smea_refuses_more_work_than_it_can_do(n, f):
     assert not RULES["smea"].is_feasible(n=n, f=f)
     with pytest.raises(InfeasibleError) as caught:
         smea(torch.ones(n, 1), f=f)
     assert str(caught.value) == (
-        f"smea needs n > 2f and C(n, f) <= 50,000 updates; got n={n}, f={f}"
+        f"smea needs n > 2f and C(n, f) (n - f)³ <= 2,000,000,000 updates; got n={n}, f={f}"
     )
 
 

@@ -38,7 +38,7 @@ _PRODUCT = 1_000_000
 _BLOCK = 1 << 15
 """Coordinates subtracted at a time."""
 
-_WORTH_A_THREAD = 1 << 20
+WORTH_A_THREAD = 1 << 20
 """With fewer coordinates than this, waking a thread takes longer than it saves."""
 
 _ROUGH_LEAST = 1 << 18
@@ -155,7 +155,7 @@ def mean_of_rows(updates: Tensor, chosen: Sequence[int]) -> Tensor:
                 for index in others:
                     total[block] += values[index, block]
 
-    if len(total) < _WORTH_A_THREAD:
+    if len(total) < WORTH_A_THREAD:
         work(range(0, len(total), _BLOCK))
     else:
         map_runs(work, len(total), _BLOCK)

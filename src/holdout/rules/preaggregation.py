@@ -10,9 +10,16 @@ from torch import Tensor
 
 from holdout import device
 from holdout.errors import UserError
-from holdout.parallel import map_runs
+from holdout.parallel import map_runs, run_all
 from holdout.rules.distance import squared_distances
-from holdout.rules.norms import check_positive, clip_scales, norms, scaled
+from holdout.rules.norms import (
+    check_positive,
+    clip_scales,
+    finite_rows,
+    in_runs,
+    norms,
+    scaled,
+)
 from holdout.rules.rule import ANY_NUMBER, HONEST_MAJORITY, RuleContext, admit, source_of
 
 CLIPPING_RADIUS = 2.0
@@ -51,7 +58,7 @@ def nnm(updates: Tensor, *, f: int) -> Tensor:
     nearest = np.argsort(distances, axis=1, kind="stable")[:, : n - f]
     shares = np.zeros((n, n))
     np.put_along_axis(shares, nearest, 1 / (n - f), axis=1)
-    finite = device.to_numpy(updates.isfinite().all(dim=1))
+    finite = finite_rows(updates)
     # Zero times infinity is not zero: rows that are not finite are mixed by hand.
     spoilt = (shares[:, ~finite] > 0).any(axis=1)
     values = device.to_numpy(updates)
@@ -101,16 +108,17 @@ def bucketing(
 
     def work(starts: range) -> None:
         # Inf - Inf comes from liars.
-        with np.errstate(invalid="ignore", over="ignore"):
+        with np.errstate(invalid="ignore"):
             for start in starts:
                 block = slice(start, start + _BLOCK)
                 for i, group in enumerate(groups):
-                    total = values[group[0], block].astype(np.float64)
+                    # Shares, so that two huge numbers do not overflow before they are halved.
+                    mean, share = means[i, block], values.dtype.type(1 / len(group))
+                    np.multiply(values[group[0], block], share, out=mean)
                     for j in group[1:]:
-                        total += values[j, block]
-                    means[i, block] = total / len(group)
+                        mean += values[j, block] * share
 
-    map_runs(work, values.shape[1], min(values.shape[1], _BLOCK))
+    in_runs(work, values.shape[1], _BLOCK)
     return device.from_numpy(means, like=updates)
 
 
@@ -141,11 +149,15 @@ def clipping(updates: Tensor, *, f: int, radius: float = CLIPPING_RADIUS) -> Ten
     """
     updates = admit("clipping", updates, f=f, needs=ANY_NUMBER)
     check_positive("clipping", "radius", radius)
-    # Row by row: in one call torch would make a copy in float64.
-    rows = [torch.linalg.vector_norm(row, dtype=torch.float64) for row in updates]
-    lengths = device.to_numpy(torch.stack(rows))
+    # Row by row: in one call torch would make a copy of all of them in float64.
+    lengths = np.array(run_all(_length, list(updates)))
     long = np.isfinite(lengths) & (lengths > radius)
-    return scaled(updates, np.where(long, radius / np.where(long, lengths, 1.0), 1.0))
+    scales = np.where(long, radius / np.where(long, lengths, 1.0), 1.0)
+    return scaled(updates, scales, in_float64=True)
+
+
+def _length(row: Tensor) -> float:
+    return float(torch.linalg.vector_norm(row, dtype=torch.float64))
 
 
 def arc(updates: Tensor, *, f: int) -> Tensor:
@@ -175,6 +187,7 @@ def arc(updates: Tensor, *, f: int) -> Tensor:
     lengths = norms(updates)
     radius = float(np.sort(lengths)[n - 1 - 2 * f * (n - f) // n])
     scales = clip_scales(lengths, radius) if np.isfinite(radius) else np.ones(n)
-    # A row that only overflowed is cut to nothing, as any other that is so long nearly would be.
-    bad = ~device.to_numpy(torch.stack([row.isfinite().all() for row in updates]))
-    return scaled(updates, np.where(bad, 1.0, scales))
+    if not np.isfinite(lengths).all():
+        # Where float64 only overflowed, what is cut to the radius is nothing.
+        scales[~finite_rows(updates)] = 1.0
+    return scaled(updates, scales)

@@ -14,8 +14,7 @@ from holdout import device
 from holdout.errors import UserError
 from holdout.rules.covariance import draw_coordinates
 from holdout.rules.distance import Matrix
-from holdout.rules.geometric import combined
-from holdout.rules.norms import check_positive, clip_scales, norms
+from holdout.rules.norms import check_positive, clip_scales, norms, weighted_sum
 from holdout.rules.rule import HONEST_MAJORITY, RuleContext, admit, source_of
 
 STEPS_MAX = 300
@@ -93,8 +92,7 @@ def signguard(
     weights = np.zeros(len(updates))
     scales = clip_scales(lengths[chosen], middle) if np.isfinite(middle) else 1.0
     weights[chosen] = scales / len(chosen)
-    origin = updates.new_zeros(1).expand(d)
-    return combined(updates, origin, weights)
+    return weighted_sum(updates, None, weights)
 
 
 def _sign_shares(

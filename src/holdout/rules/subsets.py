@@ -30,14 +30,14 @@ from holdout.rules.distance import (
     mean_of_rows,
     squared_distances,
 )
-from holdout.rules.norms import norms
+from holdout.rules.norms import squared_norms
 from holdout.rules.rule import HONEST_MAJORITY, Needs, admit
 
 STEPS_MAX = 50_000
 """Steps of MDA's search, each some n operations: at n = 200, four seconds."""
 
-SUBSETS_MAX = 50_000
-"""Subsets that SMEA looks at, some 20 to 50 microseconds each at n = 30."""
+WORK_MAX = 2_000_000_000
+"""What SMEA does at the most: the eigenvalues of m x m matrices count m³. Five to ten seconds."""
 
 RING = 2
 """The edges of each vertex in a ring."""
@@ -48,17 +48,17 @@ _BATCH = 1024
 
 @cache
 def _most_for_smea(f: int) -> int:
-    """The largest n with at most `SUBSETS_MAX` subsets."""
-    if f == 0:
+    """The largest n for which looking at all subsets is no more than `WORK_MAX`."""
+    if f == 0:  # There is one subset.
         return np.iinfo(np.int64).max
     n = 2 * f
-    while math.comb(n + 1, f) <= SUBSETS_MAX:
+    while math.comb(n + 1, f) * (n + 1 - f) ** 3 <= WORK_MAX:
         n += 1
     return n
 
 
 SMEA_NEEDS = Needs(
-    f"n > 2f and C(n, f) <= {SUBSETS_MAX:,}", lambda f: 2 * f + 1, most=_most_for_smea
+    f"n > 2f and C(n, f) (n - f)³ <= {WORK_MAX:,}", lambda f: 2 * f + 1, most=_most_for_smea
 )
 
 
@@ -231,9 +231,12 @@ def smea(updates: Tensor, *, f: int) -> Tensor:
         S      = the subset of n - f rows of least λ(S), the first of equals
         result = μ_S = 1/(n - f) Σ_{i in S} x_i
 
-    Every subset is looked at: at most 50,000, which allows f <= 7 of n = 15, 6 of 20, 4 of 30, 3 of
-    60, 2 of 300; with more the rule is infeasible. Rows that are not finite, or so far away
-    that float64 overflows, are out, and each is one of the f.
+    Every subset is looked at, and the eigenvalues of each take some (n - f)³ operations. Where that
+    makes more than 2,000,000,000, some seconds, the rule is infeasible: it takes every f < n/2 up
+    to n = 22, f = 6 up to 26, 5 up to 29, 4 up to 36, 3 up to 49, 2 up to 84 and 1 up to 212.
+
+    Rows that are not finite, or so far away that float64 overflows, are out, and each is one of
+    the f.
 
     Source: Allouah, Guerraoui, Gupta, Pinot, Stephan, 2023, On the Privacy-Robustness-Utility
     Trilemma in Distributed Learning, arXiv 2302.04787.
@@ -267,6 +270,8 @@ def smea_indices(gram: Matrix, *, f: int) -> tuple[int, ...]:
     products = gram[np.ix_(kept, kept)]
     with np.errstate(invalid="ignore", over="ignore"):
         products = np.where(np.isfinite(products), products, np.inf)
+    if size == len(kept):
+        return tuple(kept.tolist())
     subsets = combinations(range(len(kept)), size)
     batches = []
     while batch := list(islice(subsets, _BATCH)):
@@ -333,7 +338,8 @@ def monna_choice(updates: Tensor, f: int, *, pivot: int | None = None) -> tuple[
         raise UserError(f"monna needs pivot >= 0; got {pivot}")
     if pivot >= len(updates):
         raise InfeasibleError(f"monna needs n > pivot updates; got n={len(updates)}, pivot={pivot}")
-    away = norms(updates, updates[pivot])
+    away = squared_norms(updates, updates[pivot])
+    away = np.where(np.isfinite(away), away, np.inf)
     away[pivot] = -1.0
     return _nearest(away, len(updates) - f)
 
