@@ -175,7 +175,7 @@ def parse(text: str) -> Docstring:
         else:
             body.append(paragraph)
     return Docstring(
-        " ".join(summary.split()), "\n\n".join(body).strip(), arguments, "\n\n".join(examples)
+        " ".join(summary.split()), "\n\n".join(body).strip("\n"), arguments, "\n\n".join(examples)
     )
 
 

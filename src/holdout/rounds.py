@@ -248,7 +248,7 @@ def apply_rule(
         updates = rule.prepare(admitted.stacked(), f=f, context=context)
         if rule.choose is None:
             return Decision(Outcome.STEP, rule.finish(updates, f=f, context=context))
-        chosen = list(rule.choose(updates, f))
+        chosen = list(rule.choice(updates, f=f, context=context))
     except InfeasibleError:
         return Decision(Outcome.INFEASIBLE)
     ids = list(admitted.valid)

@@ -18,6 +18,7 @@ from holdout.rules.distance import (
     multi_krum_choice,
 )
 from holdout.rules.rule import custom_rule
+from holdout.rules.subsets import mda_choice, monna_choice, smea_choice
 
 LINE = (torch.zeros(3), torch.ones(3))
 
@@ -108,10 +109,14 @@ ORACLES = {
     "trimmed-mean": lambda u, h, f: kept_places(u.numpy(), h, f, len(u) - f - 1),
     "median": lambda u, h, _f: kept_places(u.numpy(), h, (len(u) - 1) // 2, len(u) // 2),
     "mean-around-median": lambda u, h, f: kept_nearest(u.double().numpy(), h, len(u) - f),
+    "mda": lambda u, h, f: max(mda_choice(u, f=f)) >= h,
+    "smea": lambda u, h, f: max(smea_choice(u, f=f)) >= h,
+    "monna": lambda u, h, f: max(monna_choice(u, f=f)) >= h,
 }
 CLOSED = list(ORACLES)
-BY_RUNNING = ["caf"]
-OPEN = [rule for rule in RULES if rule not in {*ORACLES, *BY_RUNNING}]
+BY_RUNNING = ["caf", "dnc", "signguard"]
+BOUNDED = ["centered-clipping", "norm-bound-mean"]
+OPEN = [rule for rule in RULES if rule not in {*ORACLES, *BY_RUNNING, *BOUNDED}]
 
 
 def lies(seed, honest=13, d=40):
@@ -151,6 +156,22 @@ def test_a_rule_that_mixes_is_run_and_the_lie_that_carries_it_furthest_is_sent(r
     reached = {strength: reach(strength) for strength in ladder}
     assert 0 < found < 30
     assert reached[found] == pytest.approx(max(reached.values()), rel=0.1)
+
+
+@pytest.mark.parametrize("rule", BOUNDED)
+@pytest.mark.parametrize("seed", range(4))
+def test_against_a_rule_that_shortens_lies_a_strength_is_sent_beyond_which_nothing_is_gained(
+    rule, seed
+):
+    honest, base, step = lies(seed)
+    found = inflate(DeployedRule(RULES[rule], honest, 3, 3), base, -step, maximum=30.0)
+
+    def reach(strength):
+        lie = (base - strength * step).expand(3, -1)
+        return float((base - RULES[rule](torch.cat([honest, lie]), f=3)) @ step)
+
+    assert found > 0
+    assert reach(found) == pytest.approx(max(reach(s) for s in strengths(30.0)), rel=1e-3)
 
 
 @pytest.mark.parametrize("rule", [*CLOSED, *BY_RUNNING])

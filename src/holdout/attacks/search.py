@@ -102,7 +102,7 @@ class DeployedRule:
         prepared = self.rule.prepare(updates, f=f, context=context)
         if self.rule.choose is None:
             return self.rule.finish(prepared, f=f, context=context)
-        chosen = list(self.rule.choose(prepared, f))
+        chosen = list(self.rule.choice(prepared, f=f, context=context))
         return mean(prepared if len(chosen) == len(prepared) else prepared[chosen], f=0)
 
 

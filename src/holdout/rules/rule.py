@@ -1,14 +1,15 @@
 """What a rule is: a function from many updates to one, and what others need to know about it.
 
 A rule is a plain function `rule(updates, *, f)`. One that draws at random, looks at the model or
-remembers something also takes a `context`; the functions of this package need none. A `Rule` puts
-beside the function what the rest of the project asks: what people call it, which updates it names,
-how an attacker rehearses it, how many updates it needs. A pre-aggregation changes the updates
-before the rule sees them, and `compose` puts one in front of any rule.
+remembers something also takes a `context`. Parameters of its own are keyword arguments with
+defaults; `Rule.with_parameters` sets them. A `Rule` puts beside the function what the rest of the
+project asks: what people call it, which updates it names, how an attacker rehearses it, how many
+updates it needs. A pre-aggregation changes the updates before the rule sees them, and `compose`
+puts one in front of any rule.
 """
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -21,7 +22,7 @@ from holdout import device
 from holdout.custom_code import Kept, guard, takes
 from holdout.errors import InfeasibleError, MisuseError
 from holdout.ids import RoundNumber
-from holdout.seeds import Stream
+from holdout.seeds import Stream, stream
 
 RuleFunction = Callable[..., Tensor]
 """(updates (n, d), f=..., and `context=...` if it takes one) -> the update (d,) to apply."""
@@ -29,8 +30,9 @@ RuleFunction = Callable[..., Tensor]
 PreFunction = Callable[..., Tensor]
 """(updates (n, d), f=..., and `context=...` if it takes one) -> the updates that the rule sees."""
 
-Choose = Callable[[Tensor, int], Sequence[int]]
-"""(updates, f) -> the places of the updates that the rule averages."""
+Choose = Callable[..., Sequence[int]]
+"""(updates, f, and by name what it takes of the context and the rule's parameters) -> the places of
+the updates that the rule averages."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -84,10 +86,21 @@ class Needs:
     """The condition as people write it."""
     least: Callable[[int], int]
     """f -> the smallest n."""
+    most: Callable[[int], int] | None = None
+    """f -> the largest n, where more would be too much work; without it there is no limit."""
+
+    def allow(self, *, n: int, f: int) -> bool:
+        """Whether n updates are enough, and not too many."""
+        return n >= max(self.least(f), 1) and (self.most is None or n <= self.most(f))
 
 
 ANY_NUMBER = Needs("n >= 1", lambda f: 1 + 0 * f)
 HONEST_MAJORITY = Needs("n > 2f", lambda f: 2 * f + 1)
+
+
+def as_many(n: int) -> int:
+    """How many rows a pre-aggregation makes of n: as many."""
+    return n
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -136,6 +149,7 @@ class PreAggregation:
         keeps_rows: Whether row i of the result stands for proposal i, changed by itself alone; a
             rule behind it can then still say which proposals it chose.
         needs: How many updates it needs.
+        leaves: How many rows it makes of n, `leaves(n)`; takes the function's parameters by name.
 
     Example:
         >>> from holdout.rules import PRE_AGGREGATIONS
@@ -148,10 +162,19 @@ class PreAggregation:
     label: str
     keeps_rows: bool
     needs: Needs
+    leaves: Callable[..., int] = as_many
 
     def __call__(self, updates: Tensor, *, f: int, context: RuleContext | None = None) -> Tensor:
         """The updates as the rule behind it sees them."""
         return call(self.function, updates, f=f, context=context)
+
+    def with_parameters(self, **parameters: Any) -> "PreAggregation":
+        """The same with other values for parameters of its function."""
+        return replace(
+            self,
+            function=partial(self.function, **parameters),
+            leaves=_with_those_it_takes(self.leaves, parameters),
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,7 +184,8 @@ class Rule:
     Args:
         function: `function(updates, *, f)` -> the update to apply; may take a `context`.
         label: What people call it.
-        choose: Which updates it averages, or `NAMES_NOBODY`.
+        choose: Which updates it averages, `choose(updates, f)`, or `NAMES_NOBODY`; may take a
+            `context` and the function's parameters by name.
         rehearse: How an attacker finds out whether it selects a lie, or `LEAVES_NOBODY_OUT`.
         needs: How many updates it needs.
         pre: The pre-aggregations in front of it, first to last.
@@ -187,7 +211,15 @@ class Rule:
     def __call__(self, updates: Tensor, *, f: int, context: RuleContext | None = None) -> Tensor:
         """The update to apply."""
         prepared = self.prepare(updates, f=f, context=context)
-        return self.finish(prepared, f=f, context=context)
+        try:
+            return self.finish(prepared, f=f, context=context)
+        except InfeasibleError as error:
+            if len(prepared) == len(updates):
+                raise
+            front = " + ".join(pre.label for pre in self.pre)
+            raise InfeasibleError(
+                f"{error}: {front} makes {len(prepared)} rows of {len(updates)} updates"
+            ) from error
 
     def prepare(self, updates: Tensor, *, f: int, context: RuleContext | None = None) -> Tensor:
         """The updates after the pre-aggregations."""
@@ -198,10 +230,28 @@ class Rule:
 
     def finish(self, updates: Tensor, *, f: int, context: RuleContext | None = None) -> Tensor:
         """The update to apply, from updates that the pre-aggregations have prepared."""
-        if not self.pre:
-            return call(self.function, updates, f=f, context=context)
-        with _part_of(context, "rule/") as own:
+        with _part_of(context, "rule/" if self.pre else "") as own:
             return call(self.function, updates, f=f, context=own)
+
+    def choice(
+        self, updates: Tensor, *, f: int, context: RuleContext | None = None
+    ) -> Sequence[int]:
+        """The places of the prepared updates that a rule with a `choose` averages."""
+        if self.choose is None:
+            raise MisuseError(f"{self.label} names no updates")
+        with _part_of(context, "rule/" if self.pre else "") as own:
+            extra = {"context": own} if takes(self.choose, "context") else {}
+            return self.choose(updates, f, **extra)
+
+    def with_parameters(self, **parameters: Any) -> "Rule":
+        """The same with other values for parameters of its function.
+
+        What an attacker knows of a rule by heart holds for its defaults: with other values it
+        rehearses the rule by running it.
+        """
+        choose = self.choose and _with_those_it_takes(self.choose, parameters)
+        rule = replace(self, function=partial(self.function, **parameters), choose=choose)
+        return rule if self.rehearse is LEAVES_NOBODY_OUT else rehearsed_by_running(rule)
 
     @property
     def names_proposals(self) -> bool:
@@ -209,9 +259,16 @@ class Rule:
         return self.choose is not NAMES_NOBODY and all(pre.keeps_rows for pre in self.pre)
 
     def is_feasible(self, *, n: int, f: int) -> bool:
-        """Whether n updates are enough for the rule and for the pre-aggregations in front of it."""
-        needs = [self.needs, *(part.needs for part in self.pre)]
-        return all(n >= need.least(f) for need in needs)
+        """Whether n updates are enough for the rule and for the pre-aggregations in front of it.
+
+        A pre-aggregation that makes fewer rows of them leaves the rule behind it these: with as
+        many liars, since a liar spoils the row that it is part of.
+        """
+        for pre in self.pre:
+            if not pre.needs.allow(n=n, f=f):
+                return False
+            n = pre.leaves(n)
+        return self.needs.allow(n=n, f=f)
 
 
 def custom_rule(function: RuleFunction, label: str) -> Rule:
@@ -228,11 +285,21 @@ def call(function: Callable[..., Tensor], updates: Tensor, *, f: int, context: A
     return function(updates, f=f)
 
 
+def source_of(context: RuleContext | None) -> Stream:
+    """Where a rule draws from; without a context, from the same integers every time."""
+    return stream(0, "rule") if context is None else context.source
+
+
+def _with_those_it_takes(function: Callable[..., Any], given: Mapping[str, Any]) -> Any:
+    """The function with those of the given arguments that it takes."""
+    return partial(function, **{name: v for name, v in given.items() if takes(function, name)})
+
+
 @contextmanager
 def _part_of(context: RuleContext | None, prefix: str) -> Iterator[RuleContext | None]:
     """The context for one part of a composed rule: of the state, it sees only what it keeps."""
-    if context is None:
-        yield None
+    if context is None or not prefix:
+        yield context
         return
     state: dict[Any, Tensor] = context.state
     mine = [name for name in state if isinstance(name, str) and name.startswith(prefix)]
@@ -302,6 +369,6 @@ def admit(rule: str, updates: Tensor, *, f: int, needs: Needs) -> Tensor:
         raise MisuseError(f"{rule} needs float32 or float64 updates; got {updates.dtype}")
     if f < 0:
         raise MisuseError(f"{rule} needs f >= 0; got f={f}")
-    if len(updates) < max(needs.least(f), 1):
+    if not needs.allow(n=len(updates), f=f):
         raise InfeasibleError(f"{rule} needs {needs.bound} updates; got n={len(updates)}, f={f}")
     return updates.detach()
