@@ -175,7 +175,7 @@ def parse(text: str) -> Docstring:
         else:
             body.append(paragraph)
     return Docstring(
-        " ".join(summary.split()), "\n\n".join(body).strip(), arguments, "\n\n".join(examples)
+        " ".join(summary.split()), "\n\n".join(body).strip("\n"), arguments, "\n\n".join(examples)
     )
 
 
@@ -378,6 +378,11 @@ def _fields(kind: type) -> list[Field]:
 def _tree(documented: Any) -> Any:
     """The definition of a class or function."""
     return ast.parse(textwrap.dedent(inspect.getsource(documented))).body[0]
+
+
+def written_below(kind: type) -> dict[str, str]:
+    """What is written below each field of a class, by the field's name."""
+    return {name: text for name, _, text in _assignments(_tree(kind).body)}
 
 
 @functools.cache
