@@ -337,14 +337,14 @@ def _summarise_curve(
 ) -> dict[str, Any]:
     rule, attack, seed = key
     metric = metric_of(lines)
-    scores = [line[metric.key] for line in lines if line.get(metric.key) is not None]
+    values = [line[metric.key] for line in lines if line.get(metric.key) is not None]
     return {
         "rule": rule,
         "attack": attack,
         "seed": seed,
         "rounds": len(lines),
-        f"final_{metric.key}": scores[-1] if scores else None,
-        f"best_{metric.key}": max(scores, default=None),
+        f"final_{metric.key}": values[-1] if values else None,
+        f"best_{metric.key}": max(values, default=None),
         "outcome": "diverged" if lines[-1]["outcome"] == "diverged" else "completed",
         "empty_rounds": sum(line["outcome"] not in MOVED for line in lines),
         "seconds": round(sum(line["seconds"] for line in lines), 3),

@@ -98,18 +98,18 @@ def _bar(console: Console) -> Progress:
 
 
 def _bar_watch(start: str, bar: Progress, task: TaskID) -> Watch:
-    shown = {"curve": "", "score": ""}
+    shown = {"curve": "", "measured": ""}
 
     def watch(progress: RoundProgress) -> None:
         record = progress.record
         curve = _curve(progress)
         if curve != shown["curve"]:
-            shown.update(curve=curve, score="")
+            shown.update(curve=curve, measured="")
         if record.is_evaluated:
-            shown["score"] = f", {_score(record)}"
+            shown["measured"] = f", {_measured(record)}"
         bar.update(
             task,
-            description=f"round {record.round}{shown['score']}, {start}{curve}",
+            description=f"round {record.round}{shown['measured']}, {start}{curve}",
             completed=progress.rounds_done,
             total=progress.rounds_total,
         )
@@ -124,7 +124,7 @@ def _print_lines(start: str) -> Watch:
             share = 100 * progress.rounds_done / progress.rounds_total
             print(
                 f"{share:3.0f} %  {start}{_curve(progress)}: "
-                f"round {record.round}, {_score(record)}",
+                f"round {record.round}, {_measured(record)}",
                 file=sys.stderr,
                 flush=True,
             )
@@ -132,7 +132,7 @@ def _print_lines(start: str) -> Watch:
     return watch
 
 
-def _score(record: RoundRecord) -> str:
+def _measured(record: RoundRecord) -> str:
     metric = metric_of([record.as_dict()])
     value = getattr(record, metric.key)
     return f"{metric.name} {'-' if value is None else metric.text(value)}"

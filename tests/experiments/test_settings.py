@@ -60,7 +60,7 @@ def play(mode="central", rows=LABELLED, out=None, **changes):
 
 
 def scores(result):
-    return [row.score for row in result.table()]
+    return [row.measured for row in result.table()]
 
 
 @pytest.fixture
@@ -146,7 +146,7 @@ def test_a_regression_is_measured_by_r2_and_mae(mode, loss, own_code, tmp_path):
     assert 0.3 < last["r2"] < 1
     assert last["mae"] > 0
     assert "r2" not in result.rounds[0]
-    assert result.score("holdout") == last["r2"]
+    assert result.measured("holdout") == last["r2"]
     with pytest.raises(KeyError, match="a regression has no accuracy"):
         result.accuracy("holdout")
     assert repr(result).startswith("<Result, R²: mean, no attack 0.")

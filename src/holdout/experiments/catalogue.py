@@ -17,7 +17,7 @@ from holdout.voting import VOTES
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class Listed:
     """Something that a config may name."""
 
     name: str
@@ -28,31 +28,33 @@ class Entry:
     about: str
 
 
-def _rules() -> Iterator[Entry]:
+def _rules() -> Iterator[Listed]:
     for name, vote in VOTES.items():
-        yield Entry(name, "vote", "", vote.about)
+        yield Listed(name, "vote", "", vote.about)
     for name, rule in RULES.items():
-        yield Entry(name, "rule", rule.needs.bound, _first_line(rule.function))
+        yield Listed(name, "rule", rule.needs.bound, _first_line(rule.function))
     for name, pre in PRE_AGGREGATIONS.items():
-        yield Entry(name, "before a rule, as name+rule", pre.needs.bound, _first_line(pre.function))
+        yield Listed(
+            name, "before a rule, as name+rule", pre.needs.bound, _first_line(pre.function)
+        )
 
 
-def _attacks() -> Iterator[Entry]:
+def _attacks() -> Iterator[Listed]:
     for name, attack in ATTACKS.items():
-        yield Entry(name, "attack.name", "", _first_line(attack))
+        yield Listed(name, "attack.name", "", _first_line(attack))
     for name, ballots in BALLOT_ATTACKS.items():
-        yield Entry(name, "attack.voters", "", _first_line(ballots))
+        yield Listed(name, "attack.voters", "", _first_line(ballots))
 
 
-def _described(kind: str, texts: Mapping[str, str]) -> Iterator[Entry]:
-    return (Entry(name, kind, "", text) for name, text in texts.items())
+def _described(kind: str, texts: Mapping[str, str]) -> Iterator[Listed]:
+    return (Listed(name, kind, "", text) for name, text in texts.items())
 
 
-def _models() -> Iterator[Entry]:
-    return (Entry(name, "model.name", "", _first_line(make)) for name, make in MODELS.items())
+def _models() -> Iterator[Listed]:
+    return (Listed(name, "model.name", "", _first_line(make)) for name, make in MODELS.items())
 
 
-CATALOGUE: Mapping[str, Callable[[], Iterator[Entry]]] = MappingProxyType(
+CATALOGUE: Mapping[str, Callable[[], Iterator[Listed]]] = MappingProxyType(
     {
         "rules": _rules,
         "attacks": _attacks,
@@ -64,10 +66,10 @@ CATALOGUE: Mapping[str, Callable[[], Iterator[Entry]]] = MappingProxyType(
 """What can be listed, and what is in it."""
 
 
-def as_table(entries: list[Entry]) -> str:
+def as_table(entries: list[Listed]) -> str:
     """The entries as aligned columns, one line each.
 
-    >>> krum, vote = Entry("krum", "rule", "n > 2f + 2", "One."), Entry("x", "vote", "", "Many.")
+    >>> krum, vote = Listed("krum", "rule", "n > 2f + 2", "One."), Listed("x", "vote", "", "Many.")
     >>> print(as_table([krum, vote]))
     krum  rule  n > 2f + 2  One.
     x     vote              Many.

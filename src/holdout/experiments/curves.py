@@ -110,26 +110,26 @@ class TableRow:
     """The same of the mean absolute error."""
 
     @property
-    def score(self) -> float | None:
+    def measured(self) -> float | None:
         """The accuracy, or the R2 of a regression."""
         return self.accuracy if self.metric is ACCURACY else self.r2
 
     def cells(self) -> tuple[str, str, str, str]:
         """What a table for people says: rule, without attack, under attack, drop."""
-        score = self.score_text()
+        measured = self.measured_text()
         if self.attack == NO_ATTACK:
-            return self.label, score, "", ""
+            return self.label, measured, "", ""
         drop = "" if self.drop is None else self.metric.difference(self.drop)
-        return self.label, "", score, drop
+        return self.label, "", measured, drop
 
-    def score_text(self) -> str:
+    def measured_text(self) -> str:
         """Mean, spread and whether a seed diverged, such as "88.0 % ± 0.4"."""
         diverged = " (diverged)" * bool(self.diverged)
-        if self.score is None:
+        if self.measured is None:
             return f"-{diverged}"
         spread = "" if self.spread is None else f" ± {self.metric.number(self.spread)}"
         error = "" if self.mae is None else f" (MAE {self.mae:.3g})"
-        return f"{self.metric.text(self.score)}{spread}{error}{diverged}"
+        return f"{self.metric.text(self.measured)}{spread}{error}{diverged}"
 
 
 def group(rounds: Iterable[Round]) -> list[CurveResult]:
@@ -183,7 +183,7 @@ def final_table(rounds: Iterable[Round]) -> list[TableRow]:
 def _row(
     curve: CurveResult, metric: Metric, ends: Sequence[float], upper: float | None
 ) -> TableRow:
-    score = fmean(ends) if ends else None
+    measured = fmean(ends) if ends else None
     errors = _last_measured(curve, MAE_KEY)
     lines = curve.rounds
     accepted = [
@@ -195,14 +195,14 @@ def _row(
         rule=curve.rule,
         attack=curve.attack,
         seeds=len(curve.seeds),
-        accuracy=score if metric is ACCURACY else None,
+        accuracy=measured if metric is ACCURACY else None,
         spread=stdev(ends) if len(ends) > 1 else None,
-        drop=None if score is None or upper is None else metric.scale * (upper - score),
+        drop=None if measured is None or upper is None else metric.scale * (upper - measured),
         byzantine_accepted_per_round=fmean(accepted) if accepted else None,
         empty_rounds=empty / len(curve.seeds),
         diverged=curve.diverged,
         metric=metric,
-        r2=None if metric is ACCURACY else score,
+        r2=None if metric is ACCURACY else measured,
         mae=fmean(errors) if errors else None,
     )
 

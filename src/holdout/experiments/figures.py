@@ -167,7 +167,7 @@ def _png(figure: Figure) -> bytes:
 def _draw(
     axes: Axes, curves: Sequence[CurveResult], chosen: Sequence[Look], metric: Metric
 ) -> list[tuple[float, str, Line2D]]:
-    """Draw the curves; the final score, label and line of each that has a measured round."""
+    """Draw the curves; the final height, label and line of each that has a measured round."""
     drawn = []
     rounds_max, low, high = 1, math.inf, -math.inf
     for place, (curve, look) in enumerate(zip(curves, chosen, strict=True)):

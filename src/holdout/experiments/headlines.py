@@ -21,19 +21,19 @@ OTHERS = 2  # The prominence of rules that are not votes.
 
 def headline(rows: Sequence[TableRow], config: Mapping[str, Any], *, complete: bool) -> str:
     """One sentence for each attack: where HoldOut stands, how far below the unattacked mean."""
-    measured = [row for row in rows if row.score is not None]
-    if not measured:
+    found = [row for row in rows if row.measured is not None]
+    if not found:
         return "No round was evaluated yet: there is no result to state."
-    attacks = list(dict.fromkeys(row.attack for row in measured if row.attack != NO_ATTACK))
+    attacks = list(dict.fromkeys(row.attack for row in found if row.attack != NO_ATTACK))
     sentences = [
         _sentence(
-            [row for row in measured if row.attack == attack],
+            [row for row in found if row.attack == attack],
             f"Under {attack}{_liars(config)}",
             complete=complete,
         )
         for attack in attacks
     ]
-    return " ".join(sentences) or _sentence(measured, "Without attack", complete=complete)
+    return " ".join(sentences) or _sentence(found, "Without attack", complete=complete)
 
 
 def unfinished(curves: Sequence[CurveResult], config: Mapping[str, Any]) -> list[str]:
@@ -77,27 +77,27 @@ def cautions(curves: Sequence[CurveResult]) -> list[str]:
 def _sentence(rows: Sequence[TableRow], opening: str, *, complete: bool) -> str:
     lead = min(rows, key=_eminence)
     verb = "ends" if complete else "stands so far"
-    said = f"{opening}, {_name(lead)} {verb} at {_score(lead)}{_distance(lead)}"
-    others = [f"{_name(row)} at {_score(row)}" for row in rows if row is not lead]
+    said = f"{opening}, {_name(lead)} {verb} at {_measured(lead)}{_distance(lead)}"
+    others = [f"{_name(row)} at {_measured(row)}" for row in rows if row is not lead]
     return "; ".join(filter(None, [said, ", ".join(others)])) + "."
 
 
 def _eminence(row: TableRow) -> tuple[int, float]:
     """The sort key that puts first what the reader came for: HoldOut, then the best."""
     prominence = VOTES[row.rule].prominence if row.rule in VOTES else OTHERS
-    return prominence, -(row.score or 0.0)
+    return prominence, -(row.measured or 0.0)
 
 
 def _name(row: TableRow) -> str:
     return "the mean" if row.rule == "mean" else name_of(row.rule)
 
 
-def _score(row: TableRow) -> str:
-    """The score as people read it, never broken between number and sign."""
-    assert row.score is not None  # noqa: S101
+def _measured(row: TableRow) -> str:
+    """What was measured, as people read it, never broken between number and sign."""
+    assert row.measured is not None  # noqa: S101
     diverged = f" (diverged in {row.diverged} of {row.seeds})" if row.diverged else ""
     name = "" if row.metric is ACCURACY else f"{row.metric.name}\N{NO-BREAK SPACE}"
-    return name + row.metric.text(row.score, space="\N{NO-BREAK SPACE}") + diverged
+    return name + row.metric.text(row.measured, space="\N{NO-BREAK SPACE}") + diverged
 
 
 def _distance(row: TableRow) -> str:

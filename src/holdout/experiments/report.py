@@ -185,17 +185,19 @@ def _final_table_html(rows: Sequence[TableRow], metric: Metric) -> str:
     ]
     body = []
     for row in rows:
-        score = "–" if row.score is None else metric.text(row.score, space="\N{NO-BREAK SPACE}")
+        measured = "–"
+        if row.measured is not None:
+            measured = metric.text(row.measured, space="\N{NO-BREAK SPACE}")
         if row.spread is not None:
-            score += f" ± {metric.number(row.spread)}"
+            measured += f" ± {metric.number(row.spread)}"
         calm = row.attack == "none"
         baseline = calm and row.rule == "mean"
         accepted = row.byzantine_accepted_per_round
         body.append(
             [
                 row.label + (f" (diverged: {row.diverged} of {row.seeds})" if row.diverged else ""),
-                score if calm else "",
-                "" if calm else score,
+                measured if calm else "",
+                "" if calm else measured,
                 "–" if baseline or row.drop is None else f"{row.drop:.{metric.digits}f}",
                 *(["–" if row.mae is None else f"{row.mae:.4g}"] if errors else []),
                 "–" if accepted is None else f"{accepted:.2f}",

@@ -104,25 +104,25 @@ class Result:
         """Final test accuracy of a rule, averaged over seeds; under the config's attack if None."""
         row = self._row(rule, attack)
         if row.accuracy is None:
-            raise KeyError(f"a regression has no accuracy; score({rule!r}) is its R2")
+            raise KeyError(f"a regression has no accuracy; measured({rule!r}) is its R2")
         return row.accuracy
 
-    def score(self, rule: str, attack: str | None = None) -> float:
+    def measured(self, rule: str, attack: str | None = None) -> float:
         """The same or, in a regression, the final R2 on the test rows."""
         row = self._row(rule, attack)
-        assert row.score is not None  # noqa: S101
-        return row.score
+        assert row.measured is not None  # noqa: S101
+        return row.measured
 
     def _row(self, rule: str, attack: str | None) -> TableRow:
         wanted = attack or self.config.attack.name
         for row in self.table():
-            if (row.rule, row.attack) == (rule, wanted) and row.score is not None:
+            if (row.rule, row.attack) == (rule, wanted) and row.measured is not None:
                 return row
         raise KeyError(f"no curve of rule {rule!r} under attack {wanted!r}")
 
     def __repr__(self) -> str:
         rows = self.table()
-        ends = "; ".join(f"{row.label} {row.score_text()}" for row in rows)
+        ends = "; ".join(f"{row.label} {row.measured_text()}" for row in rows)
         measured = "".join({f", {row.metric.name}": None for row in rows if row.r2 is not None})
         return f"<Result{measured}: {ends}>"
 
