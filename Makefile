@@ -51,8 +51,9 @@ $(BENCH)/.ready: $(READY)
 	$(BIN)/python -m bench.environment $(BENCH)
 	touch $@
 
-docs: $(READY)  ## docs/api.md, from the docstrings.
+docs: $(READY)  ## docs/api.md, config.md, rules.md and attacks.md, from the docstrings.
 	$(BIN)/python tools/api_page.py
+	$(BIN)/python tools/reference_pages.py
 
 readme: $(READY)  ## The README's table: the demo with ten seeds (about ten minutes).
 	rm -rf runs/readme

@@ -233,6 +233,7 @@ def test_a_run_prints_table_and_report_and_lines_of_progress(config, capsys):
         "config.toml",
         "report.html",
         "results.jsonl",
+        "shards.json",
         "summary.json",
     ]
 

@@ -380,6 +380,11 @@ def _tree(documented: Any) -> Any:
     return ast.parse(textwrap.dedent(inspect.getsource(documented))).body[0]
 
 
+def written_below(kind: type) -> dict[str, str]:
+    """What is written below each field of a class, by the field's name."""
+    return {name: text for name, _, text in _assignments(_tree(kind).body)}
+
+
 @functools.cache
 def _module_assignments(file: str) -> dict[str, tuple[str, str]]:
     tree = ast.parse(Path(file).read_text("utf-8"))

@@ -3,6 +3,7 @@
     config.toml     the complete config, defaults filled in
     results.jsonl   one line a round, streamed; see `holdout.rounds.RoundRecord`
     summary.json    one entry a curve
+    shards.json     who holds how many rows of which labels
     accuracy.png, report.html
     checkpoint/     where to continue after an interruption
 
@@ -29,6 +30,7 @@ import numpy as np
 import numpy.typing as npt
 
 from holdout.errors import RunFolderError
+from holdout.metrics import metric_of
 
 if TYPE_CHECKING:
     # Only its type: experiments are a layer above this one.
@@ -334,14 +336,15 @@ def _summarise_curve(
     key: tuple[str, str, int], lines: Sequence[Mapping[str, Any]]
 ) -> dict[str, Any]:
     rule, attack, seed = key
-    accuracies = [line["accuracy"] for line in lines if line["accuracy"] is not None]
+    metric = metric_of(lines)
+    values = [line[metric.key] for line in lines if line.get(metric.key) is not None]
     return {
         "rule": rule,
         "attack": attack,
         "seed": seed,
         "rounds": len(lines),
-        "final_accuracy": accuracies[-1] if accuracies else None,
-        "best_accuracy": max(accuracies, default=None),
+        f"final_{metric.key}": values[-1] if values else None,
+        f"best_{metric.key}": max(values, default=None),
         "outcome": "diverged" if lines[-1]["outcome"] == "diverged" else "completed",
         "empty_rounds": sum(line["outcome"] not in MOVED for line in lines),
         "seconds": round(sum(line["seconds"] for line in lines), 3),

@@ -288,10 +288,21 @@ class RoundRecord:
     rejected_proposals: Mapping[str, int]
     rejected_ballots: Mapping[str, int]
     seconds: float
+    r2: float | None = field(default=None, kw_only=True)
+    mae: float | None = field(default=None, kw_only=True)
+    """Measured in place of accuracy and recall, where targets are real-valued."""
+
+    @property
+    def is_evaluated(self) -> bool:
+        """Whether the model was measured after this round."""
+        return self.accuracy is not None or self.mae is not None
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain values, in the order of the fields."""
-        return asdict(self)
+        """Plain values, in the order of the fields; R2 and MAE only where they were measured."""
+        values = asdict(self)
+        if self.mae is None:
+            del values["r2"], values["mae"]
+        return values
 
 
 def record_round(

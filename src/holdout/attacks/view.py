@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from holdout import device
 from holdout.ids import RoundNumber
+from holdout.learning.losses import CROSS_ENTROPY, Loss
 from holdout.seeds import Stream
 
 
@@ -165,6 +166,8 @@ class View:
     """Random integers that only this attack draws, decided by the seed and the round."""
     run_source: Stream
     """The same, decided by the seed alone: every round of a run finds the same integers."""
+    loss: Loss = CROSS_ENTROPY
+    """What training lowers and voters judge by."""
     messages: Callable[[], Tensor] = _no_messages
     """(h, d) honest voters' joint ballots, as far as the coalition sees them; no rows where ballots
     are not joint."""

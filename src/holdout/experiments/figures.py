@@ -1,10 +1,11 @@
-"""The figure for a paper: test accuracy over the rounds, as PNG bytes; and how curves look.
+"""The figure for a paper: test accuracy (or R2) over the rounds, as PNG bytes; and how curves look.
 
 The colours are Okabe and Ito's, which the colour-blind can tell apart; in grey, dashes and markers
 differ. HoldOut has the same look in every figure, and the unattacked mean is dashed black.
 """
 
 import io
+import math
 import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -19,6 +20,7 @@ from matplotlib.style import context
 from matplotlib.ticker import MaxNLocator
 
 from holdout.experiments.curves import NO_ATTACK, CurveResult, name_of
+from holdout.metrics import ACCURACY, Metric, metric_of
 from holdout.voting import VOTES
 
 SIZE_INCHES = (7.2, 4.0)
@@ -105,13 +107,14 @@ def looks_of_rules(panels: Sequence[Sequence[CurveResult]]) -> dict[str, Look]:
 
 
 def accuracy_png(curves: Sequence[CurveResult]) -> bytes:
-    """The accuracy of every curve over the rounds; the same curves give the same bytes."""
+    """The accuracy, or R2, of every curve over the rounds; the same curves give the same bytes."""
+    metric = metric_of(line for curve in curves for line in curve.rounds)
     # The user's matplotlib settings must not change the picture.
     with context(SETTINGS):
         figure = Figure(figsize=SIZE_INCHES, dpi=DPI, layout="constrained")
         axes = _prepared(figure.add_subplot())
-        axes.set_ylabel("test accuracy (%)")
-        drawn = _draw(axes, curves, looks(curves))
+        axes.set_ylabel(metric.axis)
+        drawn = _draw(axes, curves, looks(curves), metric)
         if drawn:
             _add_legend(figure, curves, drawn)
         else:
@@ -132,14 +135,14 @@ def panels_png(panels: Sequence[tuple[str, Sequence[CurveResult]]]) -> bytes:
             lines = [textwrap.fill(line, TITLE_CHARACTERS_MAX) for line in title.splitlines()]
             axes.set_title("\n".join(lines))
             if place == 1:
-                axes.set_ylabel("test accuracy (%)")
+                axes.set_ylabel(ACCURACY.axis)
             # The title names the attack.
             shown = [c if c.is_baseline else replace(c, label=name_of(c.rule)) for c in curves]
             chosen = [
                 look if curve.is_baseline else by_rule.get(curve.rule, look)
                 for curve, look in zip(shown, looks(shown), strict=True)
             ]
-            entries |= {entry[1]: entry for entry in _draw(axes, shown, chosen)}
+            entries |= {entry[1]: entry for entry in _draw(axes, shown, chosen, ACCURACY)}
         if entries:
             _add_legend(figure, [c for _, curves in panels for c in curves], list(entries.values()))
         return _png(figure)
@@ -162,13 +165,13 @@ def _png(figure: Figure) -> bytes:
 
 
 def _draw(
-    axes: Axes, curves: Sequence[CurveResult], chosen: Sequence[Look]
+    axes: Axes, curves: Sequence[CurveResult], chosen: Sequence[Look], metric: Metric
 ) -> list[tuple[float, str, Line2D]]:
-    """Draw the curves; the final accuracy, label and line of each that has a measured round."""
+    """Draw the curves; the final height, label and line of each that has a measured round."""
     drawn = []
-    rounds_max, low, high = 1, 100.0, 0.0
+    rounds_max, low, high = 1, math.inf, -math.inf
     for place, (curve, look) in enumerate(zip(curves, chosen, strict=True)):
-        line = curve.line("accuracy", scale=100.0)
+        line = curve.line(metric.key, scale=metric.scale)
         if not line.rounds:
             continue
         # HoldOut and the upper bound lie on top, where curves coincide.
@@ -195,8 +198,10 @@ def _draw(
         rounds_max = max(rounds_max, line.rounds[-1])
         low, high = min(low, *line.low), max(high, *line.high)
     if drawn:
-        margin = max(2.0, 0.05 * (high - low))
-        axes.set_ylim(max(0.0, low - margin), min(100.5, high + margin))
+        least, most = metric.scale * metric.shown_min, metric.scale
+        low = max(low, least)
+        margin = max(0.02 * most, 0.05 * (high - low))
+        axes.set_ylim(max(least, low - margin), min(1.005 * most, max(high, low) + margin))
         axes.set_xlim(0, rounds_max * 1.015)
         axes.xaxis.set_major_locator(MaxNLocator("auto", integer=True, steps=[1, 2, 5, 10]))
     return drawn

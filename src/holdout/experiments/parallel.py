@@ -16,8 +16,8 @@ from pathlib import Path
 from threading import Event, Lock
 from typing import Any
 
-from holdout import results
-from holdout.errors import RunFolderError
+from holdout import device, results
+from holdout.errors import RunFolderError, UserError
 from holdout.experiments.checkpoints import (
     Place,
     check_fit,
@@ -78,9 +78,17 @@ class _Work:
 def run_together(jobs: Sequence[Job]) -> list[Result]:
     """Run all experiments; each result equals that of its experiment alone with `threads = 1`."""
     with ExitStack() as stack:
+        stack.enter_context(device.using(_device_of(jobs)))
         works = [_open(stack, job) for job in jobs]
         _run_curves(works)
         return [_put_together(work) for work in works]
+
+
+def _device_of(jobs: Sequence[Job]) -> str:
+    names = sorted({job.plan.config.experiment.device for job in jobs})
+    if len(names) != 1:
+        raise UserError(f"experiments that run together need one device; got {', '.join(names)}")
+    return names[0]
 
 
 def _open(stack: ExitStack, job: Job) -> _Work:
@@ -144,6 +152,11 @@ def _raise_first(futures: Sequence[Future[None]]) -> None:
 
 
 def _run(work: _Work, number: int, watch: Watch) -> None:
+    with device.widths():
+        _run_there(work, number, watch)
+
+
+def _run_there(work: _Work, number: int, watch: Watch) -> None:
     plan, place = work.job.plan, work.place
     if number not in work.curves_apart:
         run_curve(plan, place, work.folder, [], watch)

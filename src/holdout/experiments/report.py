@@ -26,7 +26,9 @@ from holdout.experiments.agreement_table import (
 )
 from holdout.experiments.curves import CurveResult, Round, Series, TableRow, final_table, group
 from holdout.experiments.figures import accuracy_png, looks
-from holdout.experiments.headlines import cautions, headline, percent, unfinished
+from holdout.experiments.headlines import cautions, headline, unfinished
+from holdout.experiments.holders import holders_html
+from holdout.metrics import Metric, metric_of
 from holdout.results import ROUNDS, SUMMARY, Run, jsonable, read_run, write_atomic
 
 FIGURE, PAGE = "accuracy.png", "report.html"
@@ -86,6 +88,8 @@ _KINDS: Mapping[str, Callable[[Any], bool]] = {
     "round": is_whole,
     "outcome": _is_text,
     "accuracy": _is_number_or_null,
+    "r2": _is_number_or_null,
+    "mae": _is_number_or_null,
     "gamma": _is_number_or_null,
     "byzantine_selected": _is_number_or_null,
     "quorum": _is_number_or_null,
@@ -108,11 +112,15 @@ def _page(folder: Path, run: Run, curves: Sequence[CurveResult]) -> str:
     notes = [*missing, *cautions(curves), *network_notes(run.config)]
     agreed = agreement_table(curves)
     shown, thinned = _votes(curves)
+    metric = metric_of(run.rows)
     data = {
-        "curves": _chart_lines(curves),
+        "curves": _chart_lines(curves, metric),
         "charts_thinned": _thinned_charts(curves),
         "votes": shown,
         "votes_thinned": thinned,
+        "axis": metric.axis,
+        "least": metric.scale * metric.shown_min,
+        "hover": f"%{{y:.{metric.digits}f}}{metric.unit and ' ' + metric.unit}",
     }
     experiment = run.config.get("experiment")
     name = experiment.get("name") if isinstance(experiment, Mapping) else None
@@ -122,9 +130,12 @@ def _page(folder: Path, run: Run, curves: Sequence[CurveResult]) -> str:
         "facts": html.escape(" · ".join(_facts(run, curves))),
         "notes": "".join(f"<li>{html.escape(note)}</li>" for note in notes),
         "has_notes": "" if notes else "hidden",
-        "final_table": _final_table_html(rows),
+        "final_table": _final_table_html(rows, metric),
+        "metric": html.escape(metric.name),
         "has_agreement": "" if agreed else "hidden",
         "agreement_table": table_html(*agreed) if agreed else "",
+        "holders": (held := holders_html(folder)),
+        "has_holders": "" if held else "hidden",
         "outcome_table": _outcome_table_html(curves),
         "config": html.escape(tomli_w.dumps(run.config)),
         "environment": _environment_html(folder),
@@ -161,29 +172,34 @@ def _facts(run: Run, curves: Sequence[CurveResult]) -> list[str]:
     ]
 
 
-def _final_table_html(rows: Sequence[TableRow]) -> str:
+def _final_table_html(rows: Sequence[TableRow], metric: Metric) -> str:
+    errors = any(row.mae is not None for row in rows)
     head = [
         "rule",
         "without attack",
         "under attack",
-        "drop (points)",
+        f"drop ({metric.points})" if metric.points else "drop",
+        *(["mean absolute error"] if errors else []),
         "Byzantine updates accepted a round",
         "rounds without a step",
     ]
     body = []
     for row in rows:
-        accuracy = "–" if row.accuracy is None else percent(row.accuracy)
+        measured = "–"
+        if row.measured is not None:
+            measured = metric.text(row.measured, space="\N{NO-BREAK SPACE}")
         if row.spread is not None:
-            accuracy += f" ± {100 * row.spread:.1f}"
+            measured += f" ± {metric.number(row.spread)}"
         calm = row.attack == "none"
         baseline = calm and row.rule == "mean"
         accepted = row.byzantine_accepted_per_round
         body.append(
             [
                 row.label + (f" (diverged: {row.diverged} of {row.seeds})" if row.diverged else ""),
-                accuracy if calm else "",
-                "" if calm else accuracy,
-                "–" if baseline or row.drop is None else f"{row.drop:.1f}",
+                measured if calm else "",
+                "" if calm else measured,
+                "–" if baseline or row.drop is None else f"{row.drop:.{metric.digits}f}",
+                *(["–" if row.mae is None else f"{row.mae:.4g}"] if errors else []),
                 "–" if accepted is None else f"{accepted:.2f}",
                 f"{row.empty_rounds:.4g}",
             ]
@@ -244,7 +260,7 @@ def _environment_html(folder: Path) -> str:
 # -- what the script of the page draws from: curves and votes, compact and bounded -----------------
 
 
-def _chart_lines(curves: Sequence[CurveResult]) -> list[dict[str, Any]]:
+def _chart_lines(curves: Sequence[CurveResult], metric: Metric) -> list[dict[str, Any]]:
     """What the charts draw: each curve's look, and its quantities over the rounds."""
     return [
         {
@@ -255,7 +271,7 @@ def _chart_lines(curves: Sequence[CurveResult]) -> list[dict[str, Any]]:
             "dash": look.dash,
             "marker": look.marker,
             "width": look.width,
-            "accuracy": _points(curve.line("accuracy", scale=100.0)),
+            "accuracy": _points(curve.line(metric.key, scale=metric.scale)),
             "accepted": _points(curve.line("byzantine_selected")),
             "gamma": _points(curve.line("gamma")),
         }

@@ -1,6 +1,7 @@
 """What a config names, looked up: rules, attacks, models and data sets, built in or the user's."""
 
 import inspect
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from fractions import Fraction
@@ -22,11 +23,12 @@ from holdout.attacks import (
 from holdout.config import Config, Parsed
 from holdout.data.datasets import NAMES
 from holdout.dotted import resolve
-from holdout.errors import DottedNameError, InfeasibleError
+from holdout.errors import DottedNameError, InfeasibleError, PluginError
 from holdout.experiments.curves import NO_ATTACK
 from holdout.experiments.plugins import Plugins
 from holdout.federation.round_setup import Curve
 from holdout.learning.models import MODELS, ModelFactory
+from holdout.learning.schedules import rates_of
 from holdout.rules import PRE_AGGREGATIONS, RULES, PreAggregation, Rule, compose
 from holdout.rules.rule import PreFunction, custom_rule
 from holdout.shares import write_share
@@ -134,10 +136,44 @@ class Lookups:
             elif name in NEED_PATH and not self.config.data.path and "data.path" not in self.wrong:
                 self.problems.append(f"data.name = {name!r}: data.path must say where the data is")
         rows, limit = self.config.data.samples_per_worker, TRAINING_ROWS.get(name)
-        if self.plugins.data is None and limit is not None and rows > limit:
+        given = "samples_per_worker" in self.config.data.model_fields_set
+        if self.plugins.data is None and given and limit is not None and rows > limit:
             self.problems.append(
                 f"data.samples_per_worker = {rows}: must be at most the {limit} training rows of "
                 f"{name}"
+            )
+
+    def custom_settings(self) -> None:
+        """Check the device, and what `data` and `training` name as "package.module:name"."""
+        config = self.config
+        for key, name in (
+            ("data.partition", config.data.partition),
+            ("data.augment", config.data.augment),
+            ("training.loss", config.training.loss),
+        ):
+            if name is not None and ":" in name and key not in self.wrong:
+                self._resolve(key, name)
+        schedule = config.training.schedule
+        if ":" not in schedule or self._resolve("training.schedule", schedule) is not None:
+            self._check_rates()
+        device_name = config.experiment.device
+        if (fault := device.fault(device_name)) is not None:
+            self.problems.append(f"experiment.device = {device_name!r}: {fault}")
+
+    def _check_rates(self) -> None:
+        """Every round's rate must be a step: what a schedule gives too late is found now."""
+        training, rounds = self.config.training, self.config.experiment.rounds
+        try:
+            rates = rates_of(training, rounds=rounds)
+        except PluginError as error:
+            self.problems.append(f"training.schedule = {training.schedule!r}: {error}")
+            return
+        # A factor to the power of many milestones may leave the range of floats.
+        wrong = next((t for t, rate in enumerate(rates, start=1) if not 0 < rate < math.inf), None)
+        if wrong is not None:
+            self.problems.append(
+                f"training.schedule = {training.schedule!r}: the rate must stay finite and above "
+                f"0; it is {rates[wrong - 1]} in round {wrong}"
             )
 
     def _method(self, rule: str) -> Rule | Terms | None:

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 import holdout
-from holdout import results
+from holdout import device, results
 from holdout.config import Config, read_file
 from holdout.errors import UserError
 from holdout.experiments.checkpoints import (
@@ -23,6 +23,7 @@ from holdout.experiments.checkpoints import (
     to_checkpoint,
 )
 from holdout.experiments.curves import TableRow, final_table
+from holdout.experiments.holders import SHARDS, shards_json
 from holdout.experiments.plan import ExperimentPlan, make_plan
 from holdout.experiments.plugins import Plugins
 from holdout.experiments.report import table_html, write_report
@@ -101,15 +102,29 @@ class Result:
 
     def accuracy(self, rule: str, attack: str | None = None) -> float:
         """Final test accuracy of a rule, averaged over seeds; under the config's attack if None."""
+        row = self._row(rule, attack)
+        if row.accuracy is None:
+            raise KeyError(f"a regression has no accuracy; measured({rule!r}) is its R2")
+        return row.accuracy
+
+    def measured(self, rule: str, attack: str | None = None) -> float:
+        """The same or, in a regression, the final R2 on the test rows."""
+        row = self._row(rule, attack)
+        assert row.measured is not None  # noqa: S101
+        return row.measured
+
+    def _row(self, rule: str, attack: str | None) -> TableRow:
         wanted = attack or self.config.attack.name
         for row in self.table():
-            if (row.rule, row.attack) == (rule, wanted) and row.accuracy is not None:
-                return row.accuracy
+            if (row.rule, row.attack) == (rule, wanted) and row.measured is not None:
+                return row
         raise KeyError(f"no curve of rule {rule!r} under attack {wanted!r}")
 
     def __repr__(self) -> str:
-        ends = "; ".join(f"{row.label} {row.accuracy_text()}" for row in self.table())
-        return f"<Result: {ends}>"
+        rows = self.table()
+        ends = "; ".join(f"{row.label} {row.measured_text()}" for row in rows)
+        measured = "".join({f", {row.metric.name}": None for row in rows if row.r2 is not None})
+        return f"<Result{measured}: {ends}>"
 
     def _repr_html_(self) -> str:
         head = ["rule", "without attack", "under attack", "drop"]
@@ -156,7 +171,7 @@ def run(
     notes = _tell(say, notes_on(plan.config))
     # Also while a checkpoint is checked: that founds a network anew, and its last bits depend on
     # the number of threads.
-    with _threads(plan.config):
+    with _threads(plan.config), device.using(plan.config.experiment.device):
         if out is None:
             return finish(plan, _run_curves(plan, None, None, [], watch), None, notes)
         path = Path(out)
@@ -257,7 +272,7 @@ def run_curve(
             # One assignment, so that an interruption leaves the place before or after the round.
             place = Place(number, state, mark)
             rounds.append(results.jsonable(line))
-            if folder and mark and record.accuracy is not None and state.round < experiment.rounds:
+            if folder and mark and record.is_evaluated and state.round < experiment.rounds:
                 folder.save(to_checkpoint(place, now), mark)
             if watch:
                 done = number * experiment.rounds + state.round
@@ -286,5 +301,6 @@ def finish(
     )
     if folder:
         folder.write(results.SUMMARY, results.to_json(summary, indent=1) + "\n")
+        folder.write(SHARDS, shards_json(plan.config, plan.dataset))
         write_report(folder.path)
     return Result(plan.config, rounds, summary, folder.path if folder else None, notes)

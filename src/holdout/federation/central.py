@@ -245,12 +245,18 @@ def _record(
 def evaluate_round(
     federation: Federation, record: RoundRecord, state: State
 ) -> tuple[RoundRecord, State]:
-    """Measure the test accuracy when it is due; a loss that is not finite ends the curve."""
+    """Measure the model on test rows when it is due; a loss that is not finite ends the curve."""
     experiment = federation.config.experiment
     due = state.round % experiment.evaluate_every == 0 or state.round == experiment.rounds
     if not (due or state.diverged):
         return record, state
-    result = evaluate(federation.model, state.weights, federation.x_test, federation.y_test)
+    result = evaluate(
+        federation.model,
+        state.weights,
+        federation.x_test,
+        federation.y_test,
+        loss=federation.loss,
+    )
     recall = [share for share in result.class_recall if math.isfinite(share)]
     finite = math.isfinite(result.loss)
     return (
@@ -259,6 +265,8 @@ def evaluate_round(
             accuracy=result.accuracy,
             loss=result.loss,
             worst_class_recall=min(recall, default=None),
+            r2=result.r2,
+            mae=result.mae,
             outcome=record.outcome if finite else Outcome.DIVERGED,
         ),
         replace(state, diverged=state.diverged or not finite),

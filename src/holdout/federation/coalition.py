@@ -208,6 +208,7 @@ def tell_lies(coalition: Coalition, deployed: Deployed) -> Lies:
         weights=setup.state.weights,
         learning_rate=setup.learning_rate,
         model=setup.federation.model,
+        loss=setup.federation.loss,
         count=count,
         proposers=len(setup.committee.proposers),
         known=coalition.known,

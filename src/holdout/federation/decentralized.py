@@ -40,6 +40,7 @@ from holdout.federation.cluster_learning import RoundLearning, from_payload, to_
 from holdout.federation.network_sizes import params_of
 from holdout.federation.round_setup import Curve, Federation, RoundSetup, State
 from holdout.ids import Digest, RoundNumber, WorkerId
+from holdout.learning.schedules import rate_at
 from holdout.learning.vector import norm
 from holdout.rounds import RoundRecord, admit_proposals
 from holdout.seeds import stream
@@ -133,7 +134,8 @@ def _first_radius(federation: Federation) -> float:
     everybody = enumerate(federation.workers)
     honest = [worker for place, worker in everybody if place not in federation.byzantine]
     weights = federation.initial_weights
-    before, rate = RoundNumber(0), federation.config.training.learning_rate
+    config, before = federation.config, RoundNumber(0)
+    rate = rate_at(config.training, 1, rounds=config.experiment.rounds)
     together = propose_together(
         [w for w in honest if is_plain(w)], weights, round_number=before, learning_rate=rate
     )
@@ -144,7 +146,7 @@ def _first_radius(federation: Federation) -> float:
 
     alone = [ask(worker) for worker in honest if not is_plain(worker)]
     gradients = admit_proposals([*together, *alone], dimension=len(weights)).valid
-    sent = 1 - federation.config.training.worker_momentum
+    sent = 1 - config.training.worker_momentum
     reported = sorted(sent * norm(gradient) for gradient in gradients.values())
     middle = (len(federation.workers) + 1) // 2 - 1
     return reported[middle] if middle < len(reported) else 0.0

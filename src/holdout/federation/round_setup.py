@@ -23,6 +23,8 @@ from holdout.attacks.schedule import Schedule
 from holdout.config import Config
 from holdout.custom_code import Kept, guard, private_copy
 from holdout.ids import ProposalId, RoundNumber, WorkerId
+from holdout.learning.losses import CROSS_ENTROPY, Loss
+from holdout.learning.schedules import rate_at
 from holdout.rules import Rule, RuleContext
 from holdout.seeds import stream
 from holdout.voting import Committee, Terms, draw_committee
@@ -47,6 +49,7 @@ class Federation:
     byzantine: frozenset[WorkerId]
     x_test: Tensor
     y_test: Tensor
+    loss: Loss = CROSS_ENTROPY
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -189,7 +192,8 @@ class RoundSetup:
 
 def draw_round(federation: Federation, curve: Curve, state: State) -> RoundSetup:
     """The round after this state, with the committee that a truthful server draws."""
-    settings, training = federation.config.federation, federation.config.training
+    config = federation.config
+    settings = config.federation
     number = RoundNumber(state.round + 1)
     redraw = federation.byzantine if settings.redraw_until_honest_majority else None
     committee = draw_committee(
@@ -201,8 +205,8 @@ def draw_round(federation: Federation, curve: Curve, state: State) -> RoundSetup
         round_number=number,
         redraw_until_honest=redraw,
     )
-    slower = number if training.schedule == "inverse" else 1
-    return RoundSetup(federation, curve, state, committee, training.learning_rate / slower)
+    rate = rate_at(config.training, number, rounds=config.experiment.rounds)
+    return RoundSetup(federation, curve, state, committee, rate)
 
 
 def rule_context(setup: RoundSetup) -> RuleContext:

@@ -98,6 +98,7 @@ def build(factory: ModelFactory, shape: tuple[int, ...], classes: int, *, seed: 
         if not isinstance(model, nn.Module):
             raise ModelError(f"a model factory returns a torch.nn.Module; got {type(model)!r}")
         _check_state(model)
+        model = device.place(model)
         _check_function(model, shape, classes)
     return model
 
