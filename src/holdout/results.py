@@ -317,6 +317,7 @@ def summarise(
     *,
     config: Mapping[str, Any],
     environment: Mapping[str, Any],
+    notes: Sequence[str] = (),
 ) -> dict[str, Any]:
     """What `summary.json` holds: one entry a curve, in the order of the rounds."""
     curves: dict[tuple[str, str, int], list[Mapping[str, Any]]] = {}
@@ -327,7 +328,13 @@ def summarise(
         "config": config,
         "environment": environment,
         "curves": [_summarise_curve(key, lines) for key, lines in curves.items()],
+        "notes": list(notes),
     }
+
+
+def count_errors(rounds: Sequence[Mapping[str, Any]]) -> int:
+    """How often custom workers raised."""
+    return sum(sum(record.get("custom_errors", {}).values()) for record in rounds)
 
 
 def _summarise_curve(

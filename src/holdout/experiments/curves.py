@@ -17,6 +17,8 @@ Round = Mapping[str, Any]
 
 NO_ATTACK = "none"
 BASELINE = ("mean", NO_ATTACK)
+MISSING_MAX = 0.1
+"""The share of honest proposals of which more may not be missing without a word in the table."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +54,16 @@ class CurveResult:
     def diverged(self) -> int:
         """How many seeds ended in numbers that are not finite."""
         return sum(lines[-1].get("outcome") == "diverged" for lines in self.seeds.values())
+
+    @property
+    def honest_missing(self) -> float:
+        """The share of the honest proposals that are missing."""
+        return _missing_share(self.rounds)
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether in a seed every honest proposal is missing."""
+        return any(_missing_share(lines) == 1 for lines in self.seeds.values())
 
     def line(self, key: str, *, scale: float = 1.0) -> Series:
         """What the rounds hold under a key, over the seeds; rounds without it are left out."""
@@ -99,6 +111,8 @@ class TableRow:
     """Rounds without a step, per seed."""
     diverged: int
     """Seeds that ended in numbers that are not finite."""
+    honest_missing: float = 0.0
+    """The share of the honest proposals that never arrived, since custom workers failed."""
 
     def cells(self) -> tuple[str, str, str, str]:
         """What a table for people says: rule, without attack, under attack, drop."""
@@ -109,11 +123,19 @@ class TableRow:
         return self.label, "", accuracy, drop
 
     def accuracy_text(self) -> str:
-        """Mean, spread and whether a seed diverged, such as "88.0 % ± 0.4"."""
+        """Mean, spread and what went wrong, such as "88.0 % ± 0.4 (diverged)"."""
         if self.accuracy is None:
-            return "-"
+            return f"-{self.missing_text()}"
         spread = "" if self.spread is None else f" ± {100 * self.spread:.1f}"
-        return f"{100 * self.accuracy:.1f} %{spread}{' (diverged)' * bool(self.diverged)}"
+        diverged = " (diverged)" * bool(self.diverged)
+        return f"{100 * self.accuracy:.1f} %{spread}{diverged}{self.missing_text()}"
+
+    def missing_text(self) -> str:
+        """How many honest proposals are missing, in brackets; nothing if it is a tenth or less."""
+        if self.honest_missing <= MISSING_MAX:
+            return ""
+        # Rounded down: only where all are missing it says so.
+        return f" ({math.floor(100 * self.honest_missing)} % of honest proposals missing)"
 
 
 def group(rounds: Iterable[Round]) -> list[CurveResult]:
@@ -181,7 +203,16 @@ def _row(curve: CurveResult, ends: Sequence[float], upper: float | None) -> Tabl
         byzantine_accepted_per_round=fmean(accepted) if accepted else None,
         empty_rounds=empty / len(curve.seeds),
         diverged=curve.diverged,
+        honest_missing=curve.honest_missing,
     )
+
+
+def _missing_share(lines: Sequence[Round]) -> float:
+    missing = sum(line.get("honest_missing") or 0 for line in lines)
+    if not missing:
+        return 0.0
+    drawn = sum(len(line["proposers"]) - (line["byzantine_proposers"] or 0) for line in lines)
+    return float(missing / drawn)
 
 
 def _final_accuracies(curve: CurveResult) -> list[float]:

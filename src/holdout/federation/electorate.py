@@ -60,7 +60,9 @@ class VoterScores:
         def look_up(voter: WorkerId) -> Marks:
             group = next(group for group in self._groups if voter in group.places)
             if id(group) not in tables:
-                tables[id(group)] = losses(group.scores).tolist()
+                tables[id(group)] = guard(
+                    "a voter's model or data", lambda: losses(group.scores).tolist()
+                )
             place = group.places[voter]
             row = tables[id(group)][place]
             return Marks(dict(zip(ids, row, strict=True)), lambda: group.scores.current[place])
@@ -165,11 +167,13 @@ class Electorate:
             proposals=proposals,
             coalition=coalition,
             approve_count=self.terms.approve_count(len(proposals)),
-            honest_ballot=lambda: self.honest_ballot(voter, proposals, marks_of).message,
-            ranking=lambda: rank(marks_of(voter).losses),
+            honest_ballot=lambda: list(self.honest_ballot(voter, proposals, marks_of).message),
+            ranking=lambda: list(rank(marks_of(voter).losses)),
             source=stream(self.seed, "ballot", self.round_number, voter),
         )
-        ballot = guard("the attack on ballots", lambda: self.ballot_attack(view))
+        ballot = guard(
+            "the attack on ballots", lambda: self.ballot_attack(view), self.ballot_attack
+        )
         return list(ballot) if isinstance(ballot, Sequence) else ballot
 
 

@@ -47,6 +47,8 @@ class Federation:
     byzantine: frozenset[WorkerId]
     x_test: Tensor
     y_test: Tensor
+    pool: Sequence[Tensor] = ()
+    """The data that all workers share, which custom ones must not change."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

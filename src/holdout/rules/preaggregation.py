@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from holdout import device
+from holdout.errors import UserError
 from holdout.parallel import map_runs
 from holdout.rules.distance import squared_distances
 from holdout.rules.rule import ANY_NUMBER, HONEST_MAJORITY, admit
@@ -71,6 +72,8 @@ def clipping(updates: Tensor, *, f: int, radius: float = CLIPPING_RADIUS) -> Ten
                 [0.3000, 0.4000]])
     """
     updates = admit("clipping", updates, f=f, needs=ANY_NUMBER)
+    if not radius > 0:
+        raise UserError(f"clipping needs a radius above 0; got {radius}")
     norms = torch.linalg.vector_norm(updates, dim=1, dtype=torch.float64)
     long = norms.isfinite() & (norms > radius)
     scales = torch.where(long, radius / norms, 1.0)
