@@ -131,11 +131,11 @@ class TableRow:
         return f"{100 * self.accuracy:.1f} %{spread}{diverged}{self.missing_text()}"
 
     def missing_text(self) -> str:
-        """How many honest proposals are missing, in brackets; nothing if it is a tenth or less."""
+        """The share of honest proposals that are missing; nothing if it is a tenth or less."""
         if self.honest_missing <= MISSING_MAX:
             return ""
         # Rounded down: only where all are missing it says so.
-        return f" ({math.floor(100 * self.honest_missing)} % of honest proposals missing)"
+        return f" ({math.floor(100 * self.honest_missing)} % missing)"
 
 
 def group(rounds: Iterable[Round]) -> list[CurveResult]:

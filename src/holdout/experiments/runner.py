@@ -199,7 +199,7 @@ def run(
             notes += _tell(say, changes)
             aside = _tell(say, notes_on_environment(checkpoint, environment(plan.config)))
             begun = Begun(checkpoint, done, aside)
-            return _to_result(plan, FirstError(folder, say, watch), notes, begun)
+            return _to_result(plan, FirstError(folder, say, watch, done), notes, begun)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -234,7 +234,8 @@ def _to_result(
     except PluginError as error:
         if folder is not None:
             errors.stopped_by(error)
-            finish(plan, rounds, folder, [*notes, str(error)], error=errors.found)
+            stopped = f"the run was stopped: {error}"
+            finish(plan, rounds, folder, [*notes, stopped], error=errors.found)
         raise
     result = finish(plan, rounds, folder, notes, aside=begun.notes, error=errors.found)
     if empty := [curve.label for curve in group(rounds) if curve.is_empty]:
@@ -255,9 +256,15 @@ class FirstError:
         folder: RunFolder | None,
         say: Callable[[str], None] | None,
         watch: Watch | None,
+        done: Sequence[Mapping[str, Any]] = (),
     ) -> None:
         self.folder, self._say, self._watch = folder, say, watch
-        self.found: Mapping[str, Any] | None = read_error(folder.path) if folder else None
+        self.found: Mapping[str, Any] | None = None
+        # What stopped a run, or was raised in rounds that are done again, is no longer true.
+        if folder is not None and results.count_errors(done):
+            self.found = read_error(folder.path)
+        elif folder is not None:
+            (folder.path / ERROR).unlink(missing_ok=True)
 
     def __call__(self, progress: Progress) -> None:
         """Look at what the round's custom workers raised, and hand the progress on."""
@@ -375,7 +382,7 @@ def run_curve(
             if watch:
                 done = number * experiment.rounds + state.round
                 watch(Progress(record, done, total))
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, PluginError):
         if folder and place.mark:
             folder.save(to_checkpoint(place, now), place.mark)
         raise

@@ -28,7 +28,7 @@ from holdout.federation.round_setup import (
 )
 from holdout.ids import ProposalId, WorkerId
 from holdout.joint_vote import JointMemory
-from holdout.learning.training import Evaluation, evaluate
+from holdout.learning.training import evaluate
 from holdout.rounds import (
     AdmittedProposals,
     Decision,
@@ -256,10 +256,7 @@ def evaluate_round(
     due = state.round % experiment.evaluate_every == 0 or state.round == experiment.rounds
     if not (due or state.diverged):
         return record, state
-    result: Evaluation = guard(
-        "the model",
-        lambda: evaluate(federation.model, state.weights, federation.x_test, federation.y_test),
-    )
+    result = evaluate(federation.model, state.weights, federation.x_test, federation.y_test)
     recall = [share for share in result.class_recall if math.isfinite(share)]
     finite = math.isfinite(result.loss)
     return (

@@ -25,7 +25,7 @@ from holdout.agreement.messages import Finished
 from holdout.agreement.params import MILLISECOND, Genesis, Params, Timing
 from holdout.agreement.safety import Safety
 from holdout.agreement.sortition import Role
-from holdout.custom_code import attempt, guard, takes, untouched
+from holdout.custom_code import attempt, takes, untouched
 from holdout.errors import MisuseError
 from holdout.federation.central import evaluate_round, last_honest
 from holdout.federation.chain_record import (
@@ -141,11 +141,8 @@ def _first_radius(federation: Federation, failures: list[Failure]) -> float:
     honest = [worker for place, worker in everybody if place not in federation.byzantine]
     weights = federation.initial_weights
     before, rate = RoundNumber(0), federation.config.training.learning_rate
-    together = guard(
-        "a worker's model or data",
-        lambda: propose_together(
-            [w for w in honest if is_plain(w)], weights, round_number=before, learning_rate=rate
-        ),
+    together = propose_together(
+        [w for w in honest if is_plain(w)], weights, round_number=before, learning_rate=rate
     )
 
     def ask(worker: Worker) -> object:

@@ -60,9 +60,7 @@ class VoterScores:
         def look_up(voter: WorkerId) -> Marks:
             group = next(group for group in self._groups if voter in group.places)
             if id(group) not in tables:
-                tables[id(group)] = guard(
-                    "a voter's model or data", lambda: losses(group.scores).tolist()
-                )
+                tables[id(group)] = losses(group.scores).tolist()
             place = group.places[voter]
             row = tables[id(group)][place]
             return Marks(dict(zip(ids, row, strict=True)), lambda: group.scores.current[place])
