@@ -319,6 +319,7 @@ def summarise(
     *,
     config: Mapping[str, Any],
     environment: Mapping[str, Any],
+    notes: Sequence[str] = (),
 ) -> dict[str, Any]:
     """What `summary.json` holds: one entry a curve, in the order of the rounds."""
     curves: dict[tuple[str, str, int], list[Mapping[str, Any]]] = {}
@@ -328,14 +329,21 @@ def summarise(
         "schema": SCHEMA,
         "config": config,
         "environment": environment,
-        "curves": [_summarise_curve(key, lines) for key, lines in curves.items()],
+        "curves": [_summarise_curve(key, lines, config) for key, lines in curves.items()],
+        "notes": list(notes),
     }
 
 
+def count_errors(rounds: Sequence[Mapping[str, Any]]) -> int:
+    """How often custom workers raised."""
+    return sum(sum(record.get("custom_errors", {}).values()) for record in rounds)
+
+
 def _summarise_curve(
-    key: tuple[str, str, int], lines: Sequence[Mapping[str, Any]]
+    key: tuple[str, str, int], lines: Sequence[Mapping[str, Any]], config: Mapping[str, Any]
 ) -> dict[str, Any]:
     rule, attack, seed = key
+    stopped = len(lines) < config.get("experiment", {}).get("rounds", 0)
     metric = metric_of(lines)
     values = [line[metric.key] for line in lines if line.get(metric.key) is not None]
     return {
@@ -345,7 +353,9 @@ def _summarise_curve(
         "rounds": len(lines),
         f"final_{metric.key}": values[-1] if values else None,
         f"best_{metric.key}": max(values, default=None),
-        "outcome": "diverged" if lines[-1]["outcome"] == "diverged" else "completed",
+        "outcome": "diverged"
+        if lines[-1]["outcome"] == "diverged"
+        else ("stopped" if stopped else "completed"),
         "empty_rounds": sum(line["outcome"] not in MOVED for line in lines),
         "seconds": round(sum(line["seconds"] for line in lines), 3),
     }

@@ -27,6 +27,7 @@ from holdout.ids import ProposalId, WorkerId
 from holdout.joint_vote import JointMemory, decide_jointly
 from holdout.learning.vector import norm, shrink
 from holdout.rules import Rule, RuleContext, mean
+from holdout.tracebacks import Failure
 from holdout.voting import (
     Approvals,
     BallotFault,
@@ -287,6 +288,10 @@ class RoundRecord:
     outcome: str
     rejected_proposals: Mapping[str, int]
     rejected_ballots: Mapping[str, int]
+    custom_errors: Sequence[Failure]
+    """What custom workers raised; a line of `results.jsonl` counts it."""
+    honest_missing: int
+    """How many honest proposals were rejected, of those that custom workers were to send."""
     seconds: float
     r2: float | None = field(default=None, kw_only=True)
     mae: float | None = field(default=None, kw_only=True)
@@ -298,11 +303,13 @@ class RoundRecord:
         return self.accuracy is not None or self.mae is not None
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain values, in the order of the fields; R2 and MAE only where they were measured."""
+        """Plain values, in the order of the fields; R2, MAE and errors of custom code if any."""
         values = asdict(self)
+        values["custom_errors"] = count(failure.kind for failure in self.custom_errors)
+        left_out = {key for key in ("custom_errors", "honest_missing") if not values[key]}
         if self.mae is None:
-            del values["r2"], values["mae"]
-        return values
+            left_out |= {"r2", "mae"}
+        return {key: value for key, value in values.items() if key not in left_out}
 
 
 def record_round(
@@ -319,6 +326,8 @@ def record_round(
     is_vote: bool,
     gamma: float | None = None,
     radius: float | None = None,
+    custom_errors: Sequence[Failure] = (),
+    honest_missing: int = 0,
 ) -> RoundRecord:
     """The record of a round; what an evaluation measures, and the seconds, come later.
 
@@ -335,6 +344,8 @@ def record_round(
         is_vote: Whether the rule is a vote; only then were there voters.
         gamma: The strength of the lies, if they have one.
         radius: The radius of the bound, if there is one.
+        custom_errors: What custom workers raised.
+        honest_missing: How many proposals of honest custom workers were rejected.
     """
     proposers, voters = committee.proposers, committee.voters if is_vote else ()
     liars: Mapping[str, Any] = {
@@ -377,6 +388,8 @@ def record_round(
         outcome=decision.outcome,
         rejected_proposals=count(proposal_faults),
         rejected_ballots=count(ballot_faults),
+        custom_errors=custom_errors,
+        honest_missing=honest_missing,
         seconds=0.0,
     )
 

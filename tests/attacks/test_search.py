@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from holdout.attacks import ATTACKS, DeployedRule
 from holdout.attacks.search import GROWTH, STEP, inflate, strengths
-from holdout.rules import RULES, mean
+from holdout.rules import RULES, RuleContext
 from holdout.rules.distance import (
     bulyan_choice,
     krum_choice,
@@ -19,6 +19,7 @@ from holdout.rules.distance import (
 )
 from holdout.rules.rule import custom_rule
 from holdout.rules.subsets import mda_choice, monna_choice, smea_choice
+from holdout.seeds import stream
 
 LINE = (torch.zeros(3), torch.ones(3))
 
@@ -182,13 +183,71 @@ def test_a_far_lie_is_not_selected_and_a_near_one_is(rule):
     assert not far
 
 
-@pytest.mark.parametrize("rule", [*OPEN, "a-custom-rule"])
+@pytest.mark.parametrize("rule", OPEN)
 def test_rules_that_leave_nobody_out_say_so(rule):
     assert rule not in ORACLES
     honest, _, _ = lies(0)
-    deployed = RULES.get(rule) or custom_rule(mean, rule)
-    assert DeployedRule(deployed, honest, 3, 3).leaves_nobody_out
+    assert DeployedRule(RULES[rule], honest, 3, 3).leaves_nobody_out
     assert not DeployedRule(RULES["krum"], honest, 3, 3).leaves_nobody_out
+
+
+def gamma_of(rule, seed, copies=3, sign=1, maximum=30.0):
+    honest, base, step = lies(seed)
+    return inflate(DeployedRule(rule, honest, copies, 3), base, sign * step, maximum=maximum)
+
+
+@pytest.mark.parametrize("name", ["krum", "krum-unsquared", "multi-krum", "mean"])
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("sign", [1, -1])
+def test_a_rule_that_tells_nothing_is_searched_as_far_as_one_that_tells(name, seed, sign):
+    told = gamma_of(RULES[name], seed, sign=sign)
+    secret = gamma_of(custom_rule(RULES[name].function, "mine"), seed, sign=sign)
+    assert secret == told
+
+
+@pytest.mark.parametrize("name", ["trimmed-mean", "median", "mean-around-median", "bulyan"])
+@pytest.mark.parametrize("seed", range(3))
+def test_of_a_rule_by_coordinates_the_search_goes_on_while_any_of_them_follows(name, seed):
+    # By name, a lie passes if half of its coordinates do: the black box gives no less away.
+    told = gamma_of(RULES[name], seed)
+    secret = gamma_of(custom_rule(RULES[name].function, "mine"), seed)
+    assert told <= secret < 30.0
+
+
+def test_a_rule_whose_result_jumps_is_searched_by_how_far_it_jumps():
+    def majority(updates, *, f):
+        del f
+        return updates.sign().sum(dim=0).sign()
+
+    found = gamma_of(custom_rule(majority, "mine"), 0, sign=-1, copies=5)
+    assert 0 < found < 30.0
+
+    def deaf(updates, *, f):
+        return updates[: len(updates) - f].mean(dim=0)
+
+    assert gamma_of(custom_rule(deaf, "mine"), 0) == 0.0
+
+
+def test_a_search_in_a_custom_rule_hands_out_fresh_contexts():
+    seen = []
+
+    def forgetful(updates, *, f, context):
+        del f
+        seen.append(dict(context.state))
+        context.state["x"] = torch.ones(1)
+        return updates.mean(dim=0)
+
+    honest, base, step = lies(0)
+    deployed = DeployedRule(
+        custom_rule(forgetful, "mine"),
+        honest,
+        3,
+        3,
+        context=lambda: RuleContext(1, torch.zeros(40), 0.1, stream(0)),
+    )
+    assert inflate(deployed, base, step, maximum=30.0) == 30.0
+    assert 0 < len(seen) < 40
+    assert all(state == {} for state in seen)
 
 
 def test_a_value_equal_to_a_kept_one_is_kept():

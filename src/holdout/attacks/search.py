@@ -7,10 +7,10 @@ import torch
 from torch import Tensor
 
 from holdout.attacks.view import Deployed, MixedLie
-from holdout.custom_code import describe, guard
-from holdout.errors import InfeasibleError, PluginError
+from holdout.custom_code import guard
+from holdout.errors import InfeasibleError
 from holdout.rules import mean
-from holdout.rules.rule import LEAVES_NOBODY_OUT, LieLine, Rule, RuleContext
+from holdout.rules.rule import LEAVES_NOBODY_OUT, LieLine, Rule, RuleContext, checked_update
 
 STEP = 0.1
 GROWTH = 1.05
@@ -82,16 +82,10 @@ class DeployedRule:
         f = self.f if len(valid) == len(rows) or not self.tolerated else self.tolerated(len(valid))
         label = f"rule {self.rule.label!r}"
         try:
-            result: Tensor = guard(label, lambda: self._apply(torch.stack(valid), f))
+            result = guard(label, lambda: self._apply(torch.stack(valid), f), self.rule.function)
         except InfeasibleError:
             return None
-        plain = isinstance(result, Tensor) and result.is_floating_point()
-        if not plain or result.shape != self.honest.shape[1:]:
-            raise PluginError(
-                f"{label} must return floats of shape {tuple(self.honest.shape[1:])}; "
-                f"got {describe(result)}"
-            )
-        return result.detach().float().clone()
+        return checked_update(label, result, self.honest.shape[1:]).float().clone()
 
     def reaches(self, basis: Tensor, trials: Sequence[MixedLie], along: Tensor) -> list[float]:
         """How far the outcome of each trial goes along a direction."""

@@ -41,7 +41,7 @@ class Deployed(Protocol):
 
     @property
     def leaves_nobody_out(self) -> bool:
-        """Whether every update counts, so that no strength is too much (mean, a custom rule)."""
+        """Whether every update counts, so that no strength is too much (the mean)."""
 
     def selects(
         self, base: Tensor, direction: Tensor, strengths: Sequence[float]

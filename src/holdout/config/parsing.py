@@ -15,6 +15,9 @@ from holdout.config.sections import Config, Section
 from holdout.errors import ConfigError
 from holdout.shares import write_share
 
+RULES = "rules"
+"""The section that holds a table for each rule."""
+
 Relation: TypeAlias = tuple[tuple[str, ...], bool, str]
 """The keys involved, whether they fit, and what to say if not."""
 
@@ -103,18 +106,34 @@ def apply_settings(values: Mapping[str, Any], settings: list[str]) -> dict[str, 
     problems = []
     for setting in settings:
         key, equals, text = setting.partition("=")
-        parts = key.strip().split(".")
-        if not equals or len(parts) != 2 or not all(parts):  # noqa: PLR2004
+        parts = _path(key.strip())
+        if not equals or len(parts) < 2 or not all(parts):  # noqa: PLR2004
             problems.append(f"--set {setting}: must be section.key=value")
             continue
-        section = result.setdefault(parts[0], {})
+        *path, last = parts
+        section: Any = result
+        for name in path:
+            section = section.setdefault(name, {}) if isinstance(section, dict) else None
         if isinstance(section, dict):
-            section[parts[1]] = _read_value(text.strip())
+            section[last] = _read_value(text.strip())
         else:
-            problems.append(f"--set {setting}: {parts[0]} is not a section")
+            problems.append(f"--set {setting}: {'.'.join(path)} is not a section")
     if problems:
         raise ConfigError([*problems, *parse(result).problems])
     return result
+
+
+def _path(key: str) -> list[str]:
+    """The names that lead to a value; that of a rule may hold dots itself.
+
+    >>> _path("data.alpha"), _path("rules.my.module:trim.keep"), _path("data.alpha.beta")
+    (['data', 'alpha'], ['rules', 'my.module:trim', 'keep'], [])
+    """
+    section, _, rest = key.partition(".")
+    if section == RULES and "." in rest:
+        name, _, parameter = rest.rpartition(".")
+        return [section, name, parameter]
+    return [section, rest] if "." not in rest else []
 
 
 def _read_value(text: str) -> Any:
@@ -153,6 +172,8 @@ def _describe(
             return f"{key}{given}: unknown key{_suggest(section, names)}"
         case "model_type" | "model_attributes_type":
             message = "must be a section"
+        case "dict_type":
+            message = "must be a table of parameters"
         case "too_short" | "string_too_short":
             message = "must not be empty"
         case _ if key in _MEANT:

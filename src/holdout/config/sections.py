@@ -190,6 +190,8 @@ class FederationSection(Section):
     """Nobody both proposes and votes. Without a server draws are independent, so it is false."""
     redraw_until_honest_majority: bool = False
     """Draw again until most are honest, as the authors' experiments do; no real server can."""
+    worker: Name | None = None
+    """What takes the place of each honest worker: "package.module:name", called with it."""
 
     @property
     def byzantine_workers(self) -> int:
@@ -271,6 +273,18 @@ class AttackSection(Section):
         return dict(self.__pydantic_extra__ or {})
 
 
+class RulesSection(Section):
+    """Parameters of rules and pre-aggregations: a table for each, by its name."""
+
+    model_config = ConfigDict(extra="allow")
+    __pydantic_extra__: dict[str, dict[str, Annotated[Any, BeforeValidator(_plain)]]]
+
+    @property
+    def tables(self) -> Mapping[str, Mapping[str, object]]:
+        """For each name the parameters of the function that it stands for."""
+        return dict(self.__pydantic_extra__ or {})
+
+
 class Config(Section):
     """A whole experiment: every key with its type, range and default, checked and immutable.
 
@@ -292,10 +306,13 @@ class Config(Section):
     federation: FederationSection = FederationSection()
     vote: VoteSection = VoteSection()
     attack: AttackSection = AttackSection()
+    rules: RulesSection = RulesSection()
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values, complete: what `config.toml` and `summary.json` hold."""
-        return self.model_dump(exclude_none=True)
+        values = self.model_dump(exclude_none=True)
+        # A run without such parameters has no such section.
+        return {key: value for key, value in values.items() if key != "rules" or value}
 
     def as_given(self) -> dict[str, Any]:
         """Only what was given: the rest is open, and may be chosen to fit the data."""

@@ -28,6 +28,7 @@ from holdout.data.files import Arrays
 from holdout.dotted import resolve
 from holdout.errors import DataError, UserError
 from holdout.seeds import stream
+from holdout.tracebacks import summary_of, with_place
 
 DATA_SETS: Mapping[str, str] = MappingProxyType(
     {
@@ -331,7 +332,8 @@ def _call_loader(name: str, real_targets: bool | None) -> Dataset:
     except UserError:
         raise
     except Exception as error:  # It is the user's code: anything may come out.
-        raise DataError(f"{name}: the loader raised {type(error).__name__}: {error}") from error
+        message = f"{name}: the loader raised {summary_of(error)}"
+        raise DataError(with_place(message, error, loader)) from error
     return dataset_from(name, made, real_targets=real_targets)
 
 

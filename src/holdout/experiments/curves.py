@@ -18,6 +18,8 @@ Round = Mapping[str, Any]
 
 NO_ATTACK = "none"
 BASELINE = ("mean", NO_ATTACK)
+MISSING_MAX = 0.1
+"""The share of honest proposals of which more may not be missing without a word in the table."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +55,16 @@ class CurveResult:
     def diverged(self) -> int:
         """How many seeds ended in numbers that are not finite."""
         return sum(lines[-1].get("outcome") == "diverged" for lines in self.seeds.values())
+
+    @property
+    def honest_missing(self) -> float:
+        """The share of the honest proposals that are missing."""
+        return _missing_share(self.rounds)
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether in a seed every honest proposal is missing."""
+        return any(_missing_share(lines) == 1 for lines in self.seeds.values())
 
     def line(self, key: str, *, scale: float = 1.0) -> Series:
         """What the rounds hold under a key, over the seeds; rounds without it are left out."""
@@ -102,6 +114,8 @@ class TableRow:
     """Rounds without a step, per seed."""
     diverged: int
     """Seeds that ended in numbers that are not finite."""
+    honest_missing: float = 0.0
+    """The share of the honest proposals that never arrived, since custom workers failed."""
     metric: Metric = ACCURACY
     """What curves are compared by: accuracy or R2."""
     r2: float | None = None
@@ -123,13 +137,20 @@ class TableRow:
         return self.label, "", measured, drop
 
     def measured_text(self) -> str:
-        """Mean, spread and whether a seed diverged, such as "88.0 % ± 0.4"."""
-        diverged = " (diverged)" * bool(self.diverged)
+        """Mean, spread and what went wrong, such as "88.0 % ± 0.4 (diverged)"."""
+        wrong = " (diverged)" * bool(self.diverged) + self.missing_text()
         if self.measured is None:
-            return f"-{diverged}"
+            return f"-{wrong}"
         spread = "" if self.spread is None else f" ± {self.metric.number(self.spread)}"
         error = "" if self.mae is None else f" (MAE {self.mae:.3g})"
-        return f"{self.metric.text(self.measured)}{spread}{error}{diverged}"
+        return f"{self.metric.text(self.measured)}{spread}{error}{wrong}"
+
+    def missing_text(self) -> str:
+        """The share of honest proposals that are missing; nothing if it is a tenth or less."""
+        if self.honest_missing <= MISSING_MAX:
+            return ""
+        # Rounded down: only where all are missing it says so.
+        return f" ({math.floor(100 * self.honest_missing)} % missing)"
 
 
 def group(rounds: Iterable[Round]) -> list[CurveResult]:
@@ -204,7 +225,16 @@ def _row(
         metric=metric,
         r2=None if metric is ACCURACY else measured,
         mae=fmean(errors) if errors else None,
+        honest_missing=curve.honest_missing,
     )
+
+
+def _missing_share(lines: Sequence[Round]) -> float:
+    missing = sum(line.get("honest_missing") or 0 for line in lines)
+    if not missing:
+        return 0.0
+    drawn = sum(len(line["proposers"]) - (line["byzantine_proposers"] or 0) for line in lines)
+    return float(missing / drawn)
 
 
 def _last_measured(curve: CurveResult, key: str) -> list[float]:

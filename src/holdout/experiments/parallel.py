@@ -25,7 +25,9 @@ from holdout.experiments.checkpoints import (
     restore,
     to_checkpoint,
 )
+from holdout.experiments.code_record import refuse_changes, sources_of, store
 from holdout.experiments.plan import ExperimentPlan
+from holdout.experiments.rule_trial import try_rules
 from holdout.experiments.runner import (
     Progress,
     Result,
@@ -77,6 +79,8 @@ class _Work:
 
 def run_together(jobs: Sequence[Job]) -> list[Result]:
     """Run all experiments; each result equals that of its experiment alone with `threads = 1`."""
+    for job in jobs:
+        try_rules(job.plan)
     with ExitStack() as stack:
         stack.enter_context(device.using(_device_of(jobs)))
         works = [_open(stack, job) for job in jobs]
@@ -95,7 +99,9 @@ def _open(stack: ExitStack, job: Job) -> _Work:
     config = job.plan.config
     if not job.resume:
         folder = stack.enter_context(results.create(job.out, config.as_toml()))
+        store(folder, sources_of(job.plan))
         return _Work(job, folder, Place(0), [])
+    refuse_changes(job.out, sources_of(job.plan))
     check = partial(_check, job.plan, curves=range(len(job.plan.curves)))
     opened = results.resume(job.out, config.as_dict(), check=check)
     folder, checkpoint = stack.enter_context(opened)
@@ -185,7 +191,7 @@ def _put_together(work: _Work) -> Result:
     for number in range(len(plan.curves)):
         shutil.rmtree(work.folder_of(number), ignore_errors=True)
     rounds = results.read_run(work.job.out).rows
-    return finish(plan, rounds, folder, work.notes, threads=THREADS)
+    return finish(plan, rounds, folder, aside=work.notes, threads=THREADS)
 
 
 class _Count:

@@ -1,7 +1,8 @@
 """From a config to what will be run: mistakes reported, data loaded, nothing done yet."""
 
+import copy
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ from torch import Tensor
 from holdout import device
 from holdout.attacks import Attack
 from holdout.config import Config, parse
-from holdout.custom_code import describe
+from holdout.custom_code import describe, guard, untouched
 from holdout.data.datasets import Dataset, Shard, dataset_from, load, standardised
 from holdout.dotted import resolve
 from holdout.errors import ConfigError, DataError, ModelError, PluginError, UserError
@@ -25,7 +26,7 @@ from holdout.learning.losses import Loss, find_loss
 from holdout.learning.models import ModelFactory, build
 from holdout.seeds import stream
 from holdout.voting import draw_byzantine
-from holdout.workers import HonestWorker, Recipe, Worker
+from holdout.workers import HonestWorker, Recipe, Worker, is_plain
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -64,6 +65,7 @@ class ExperimentPlan:
             x_test=dataset.x_test,
             y_test=dataset.y_test,
             loss=loss,
+            pool=(dataset.x_train, dataset.y_train, dataset.x_test, dataset.y_test),
         )
 
     def _workers(
@@ -90,13 +92,19 @@ class ExperimentPlan:
     def _custom_worker(self, worker: HonestWorker) -> Worker:
         if self.plugins.worker is None:
             return worker
-        try:
-            made = self.plugins.worker(worker)
-        except Exception as error:
-            raise PluginError(f"custom worker raised {type(error).__name__}: {error}") from error
+        factory, shard = self.plugins.worker, worker.shard
+        # Whatever it does to the model and the rows that it is given, others have their own.
+        given = replace(
+            worker,
+            model=copy.deepcopy(worker.model),
+            shard=replace(shard, rows=shard.rows.clone()),
+        )
+        with untouched("custom worker", (shard.x, shard.y)):
+            made: Worker = guard("custom worker", lambda: factory(given), factory)
         if not all(callable(getattr(made, name, None)) for name in ("propose", "vote")):
             raise PluginError(f"custom worker must have propose and vote; got {type(made)!r}")
-        return made
+        # Workers that are computed together share a model.
+        return replace(made, model=worker.model) if is_plain(made) else made
 
 
 def _recipe(config: Config, loss: Loss) -> Recipe:
@@ -122,6 +130,7 @@ def make_plan(config: Config | Mapping[str, Any], plugins: Plugins | None = None
     lookups.check_custom_names()
     curves = lookups.curves()
     factory = lookups.factory()
+    plugins = replace(plugins, worker=lookups.worker())
     lookups.data_name()
     lookups.custom_settings()
     config, problems = parsed.config, [*parsed.problems, *lookups.problems]
@@ -193,10 +202,7 @@ def _poisoned(act: Attack | None, dataset: Dataset) -> Tensor:
     labels = dataset.y_train
     if poison is None:
         return labels
-    try:
-        poisoned = poison(labels.clone(), dataset.classes)
-    except Exception as error:
-        raise PluginError(f"poison_labels raised {type(error).__name__}: {error}") from error
+    poisoned = guard("poison_labels", lambda: poison(labels.clone(), dataset.classes), poison)
     if not isinstance(poisoned, Tensor) or (poisoned.shape, poisoned.dtype) != (
         labels.shape,
         labels.dtype,

@@ -28,10 +28,13 @@ from holdout.experiments.curves import CurveResult, Round, Series, TableRow, fin
 from holdout.experiments.figures import accuracy_png, looks
 from holdout.experiments.headlines import cautions, headline, unfinished
 from holdout.experiments.holders import holders_html
+from holdout.experiments.run_notes import notes_on_curves
 from holdout.metrics import Metric, metric_of
 from holdout.results import ROUNDS, SUMMARY, Run, jsonable, read_run, write_atomic
 
 FIGURE, PAGE = "accuracy.png", "report.html"
+ERROR = "custom_error.json"
+"""What custom code raised first, with its traceback."""
 Cells = Sequence[str]
 
 # Bounds on what goes into the page; more is thinned evenly, and the page says so.
@@ -100,6 +103,8 @@ _KINDS: Mapping[str, Callable[[Any], bool]] = {
     "ballots": _is_ballots_or_null,
     "rejected_proposals": _is_counts_or_null,
     "rejected_ballots": _is_counts_or_null,
+    "custom_errors": _is_counts_or_null,
+    "honest_missing": _is_number_or_null,
     "agreement": is_agreement_or_null,
 }
 
@@ -110,6 +115,10 @@ def _page(folder: Path, run: Run, curves: Sequence[CurveResult]) -> str:
     if missing and curves:
         missing.insert(0, "The run is incomplete. What follows is what there is.")
     notes = [*missing, *cautions(curves), *network_notes(run.config)]
+    # Sentences, as on the rest of the page.
+    doubts = [f"{note[0].upper()}{note[1:]}." for note in notes_in(folder, run, curves)]
+    notes = list(dict.fromkeys([*notes, *doubts]))
+    raised = read_error(folder)
     agreed = agreement_table(curves)
     shown, thinned = _votes(curves)
     metric = metric_of(run.rows)
@@ -139,6 +148,8 @@ def _page(folder: Path, run: Run, curves: Sequence[CurveResult]) -> str:
         "outcome_table": _outcome_table_html(curves),
         "config": html.escape(tomli_w.dumps(run.config)),
         "environment": _environment_html(folder),
+        "has_error": "" if raised else "hidden",
+        "error": html.escape(_error_page(raised)) if raised else "",
         "data": _script_json(data),
         "plotly": get_plotlyjs(),
     }
@@ -195,7 +206,9 @@ def _final_table_html(rows: Sequence[TableRow], metric: Metric) -> str:
         accepted = row.byzantine_accepted_per_round
         body.append(
             [
-                row.label + (f" (diverged: {row.diverged} of {row.seeds})" if row.diverged else ""),
+                row.label
+                + (f" (diverged: {row.diverged} of {row.seeds})" if row.diverged else "")
+                + row.missing_text(),
                 measured if calm else "",
                 "" if calm else measured,
                 "–" if baseline or row.drop is None else f"{row.drop:.{metric.digits}f}",
@@ -218,6 +231,8 @@ def _outcome_table_html(curves: Sequence[CurveResult]) -> str:
             for what in ("proposals", "ballots"):
                 for reason, number in (line.get(f"rejected_{what}") or {}).items():
                     count[f"{what} rejected: {reason}"] += number
+            for what, number in (line.get("custom_errors") or {}).items():
+                count[f"custom workers raised: {what}"] += number
         counts.append(count)
     columns = list(dict.fromkeys(["rounds", *sorted({key for c in counts for key in c})]))
     return table_html(
@@ -242,12 +257,43 @@ def table_html(head: Cells, body: Sequence[Cells]) -> str:
     return f"<table><thead>{row(head, 'th')}</thead>\n<tbody>{lines}</tbody></table>"
 
 
-def _environment_html(folder: Path) -> str:
+def _read_json(file: Path) -> Mapping[str, Any]:
+    """What a file of the folder holds; nothing if it is missing or damaged."""
     try:
-        summary = json.loads((folder / SUMMARY).read_text("utf-8"))
-        environment = summary["environment"]
-    except (OSError, ValueError, KeyError, TypeError):
-        environment = None
+        found = json.loads(file.read_text("utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def notes_in(folder: Path, run: Run, curves: Sequence[CurveResult]) -> list[str]:
+    """Reasons for doubt: those in the summary, if there is one, and what the rounds tell."""
+    kept = _read_json(folder / SUMMARY).get("notes")
+    notes = kept if isinstance(kept, list) else []
+    told = [*notes, *notes_on_curves(curves, run.config)]
+    return list(dict.fromkeys(note for note in told if isinstance(note, str) and note))
+
+
+def read_error(folder: Path) -> Mapping[str, Any] | None:
+    """What custom code raised first in the run of this folder; None: nothing."""
+    found = _read_json(folder / ERROR)
+    return found if isinstance(found.get("error"), str) else None
+
+
+def error_text(found: Mapping[str, Any]) -> str:
+    """What custom code raised, and in which round, in one line."""
+    if "round" not in found:
+        return str(found["error"])
+    curve = f"{found.get('rule')} ({found.get('attack')}, seed {found.get('seed')})"
+    return f"{found['error']} in round {found['round']} of {curve}"
+
+
+def _error_page(found: Mapping[str, Any]) -> str:
+    return "\n".join(filter(None, [error_text(found), str(found.get("traceback") or "")]))
+
+
+def _environment_html(folder: Path) -> str:
+    environment = _read_json(folder / SUMMARY).get("environment")
     if not isinstance(environment, dict) or not environment:
         return "<p>Not recorded: the run has no finished summary.</p>"
     pairs: list[Cells] = []

@@ -23,16 +23,19 @@ from holdout.attacks import (
 from holdout.config import Config, Parsed
 from holdout.data.datasets import NAMES
 from holdout.dotted import resolve
-from holdout.errors import DottedNameError, InfeasibleError, PluginError
+from holdout.errors import DottedNameError, InfeasibleError, PluginError, UserError
 from holdout.experiments.curves import NO_ATTACK
 from holdout.experiments.plugins import Plugins
+from holdout.experiments.rule_parameters import RuleParameters
 from holdout.federation.round_setup import Curve
 from holdout.learning.models import MODELS, ModelFactory
 from holdout.learning.schedules import rates_of
 from holdout.rules import PRE_AGGREGATIONS, RULES, PreAggregation, Rule, compose
 from holdout.rules.rule import PreFunction, custom_rule
 from holdout.shares import write_share
+from holdout.tracebacks import is_custom
 from holdout.voting import VOTES, Gate, Quorum, Terms, tolerated_count
+from holdout.workers import HonestWorker, Worker
 
 PLUS = "+"
 """Between the parts of a composed rule, as in "nnm+krum"."""
@@ -77,6 +80,7 @@ class Lookups:
         self.wrong = parsed.wrong
         self.plugins = plugins
         self.problems: list[str] = []
+        self.parameters = RuleParameters(self.config.rules.tables, self.problems)
 
     def check_custom_names(self) -> None:
         """Refuse names with which the results of two rules could not be told apart."""
@@ -98,6 +102,8 @@ class Lookups:
             for name in custom
             if name not in used and "experiment.rules" not in self.wrong
         )
+        if "experiment.rules" not in self.wrong:
+            self.parameters.check_names(listed, list(VOTES))
         if self.plugins.attack is not None and self.config.attack.name == NO_ATTACK:
             self.problems.append(f"custom attack {NO_ATTACK!r}: the name means that nobody lies")
 
@@ -124,6 +130,14 @@ class Lookups:
         if self.plugins.model is not None:
             return self.plugins.model
         return self._look_up("model.name", name, MODELS) or MODELS["mlp"]
+
+    def worker(self) -> Callable[[HonestWorker], Worker] | None:
+        """What makes the honest workers, if they are custom."""
+        name = self.config.federation.worker
+        if self.plugins.worker is not None or name is None:
+            return self.plugins.worker
+        found: Callable[[HonestWorker], Worker] | None = self._resolve("federation.worker", name)
+        return found
 
     def data_name(self) -> None:
         """Check that the data set exists, and is large enough."""
@@ -187,7 +201,7 @@ class Lookups:
         found = self._rule(rule, last)
         for name in reversed(front):
             pre = None if found is None else self._pre_aggregation(rule, name)
-            found = None if pre is None or found is None else compose(pre, found)
+            found = None if pre is None or found is None else compose(self._bind(name, pre), found)
         if found is not None and last in RULES:
             self._check_feasible(rule, found)
         return found
@@ -195,7 +209,7 @@ class Lookups:
     def _rule(self, rule: str, name: str) -> Rule | None:
         """The rule at the end of a composed name."""
         if name in self.plugins.rules:
-            return custom_rule(self.plugins.rules[name], name)
+            return custom_rule(self._bind(name, self.plugins.rules[name]), name)
         key, votes = "experiment.rules", _votes(has_server=False)
         if name in VOTES and name != rule and key not in self.wrong:
             self.problems.append(
@@ -211,7 +225,14 @@ class Lookups:
             return None
         also = votes if name == rule else ()
         found = self._look_up(key, name, RULES, also=also, written=rule)
-        return found if found is None or name in RULES else custom_rule(found, name)
+        if found is None:
+            return None
+        bound = self._bind(name, found)
+        return bound if name in RULES else custom_rule(bound, name)
+
+    def _bind(self, name: str, part: Any) -> Any:
+        """A part of a rule with the parameters that the config gives it."""
+        return self.parameters.bind(name, part)
 
     def _pre_aggregation(self, rule: str, name: str) -> PreAggregation | PreFunction | None:
         key, known = "experiment.rules", PRE_AGGREGATIONS
@@ -241,7 +262,7 @@ class Lookups:
         if f >= Fraction(1, 2):  # Refused already, whatever the rule.
             return
         # Custom code is not run for this: nobody knows what it does with updates of one number.
-        known = tuple(pre for pre in function.pre if pre in PRE_AGGREGATIONS.values())
+        known = tuple(pre for pre in function.pre if not is_custom(pre.function))
         try:
             replace(function, pre=known)(device.zeros(n, 1), f=tolerated_count(n, f))
         except InfeasibleError as error:
@@ -249,6 +270,8 @@ class Lookups:
                 f"experiment.rules = {rule!r}: infeasible with federation.proposers = {n} and "
                 f"federation.assumed_byzantine = {write_share(f)}: {error}"
             )
+        except UserError as error:
+            self.problems.append(f"experiment.rules = {rule!r}: {error}")
 
     def _attack(self) -> Attack | None:
         settings = self.config.attack

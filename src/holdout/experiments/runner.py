@@ -14,7 +14,7 @@ import torch
 import holdout
 from holdout import device, results
 from holdout.config import Config, read_file
-from holdout.errors import UserError
+from holdout.errors import PluginError, RunFailed, UserError
 from holdout.experiments.checkpoints import (
     Place,
     check_fit,
@@ -22,12 +22,23 @@ from holdout.experiments.checkpoints import (
     restore,
     to_checkpoint,
 )
-from holdout.experiments.curves import TableRow, final_table
+from holdout.experiments.code_record import (
+    Sources,
+    differences,
+    notes_on_sources,
+    refuse_changes,
+    sources_of,
+    store,
+    stored,
+)
+from holdout.experiments.curves import TableRow, final_table, group
 from holdout.experiments.holders import SHARDS, shards_json
 from holdout.experiments.plan import ExperimentPlan, make_plan
 from holdout.experiments.plugins import Plugins
-from holdout.experiments.report import table_html, write_report
+from holdout.experiments.report import ERROR, error_text, read_error, table_html, write_report
 from holdout.experiments.resolve_names import is_decentralized
+from holdout.experiments.rule_trial import try_rules
+from holdout.experiments.run_notes import notes_on_curves, notes_on_data
 from holdout.federation import central, decentralized
 from holdout.federation.network_sizes import notes_on
 from holdout.federation.round_setup import first_state
@@ -93,8 +104,8 @@ class Result:
     folder: Path | None = None
     """The run folder; None if the run was in memory alone."""
     notes: Sequence[str] = field(default_factory=list)
-    """What the sizes of a network without a server do not guarantee, or that a resumed run may
-    differ."""
+    """Reasons to doubt the result: what it does not prove, what went wrong with custom code, what
+    the sizes of a network without a server do not guarantee, or that a resumed run may differ."""
 
     def table(self) -> list[TableRow]:
         """One row for each rule and attack, averaged over seeds."""
@@ -139,6 +150,7 @@ def run(
     plugins: Plugins | None = None,
     watch: Callable[[Progress], None] | None = None,
     say: Callable[[str], None] | None = None,
+    changed_code: bool = False,
 ) -> Result:
     """Run an experiment: some rules, one attack, one or several seeds.
 
@@ -152,7 +164,13 @@ def run(
             uninterrupted run.
         plugins: Custom rules, attacks, models, data or workers, as objects.
         watch: Called with a `Progress` after each round.
-        say: Called with each of the result's notes before the first round.
+        say: Called with each note that is known before the first round, and with the traceback of
+            what custom workers raise first.
+        changed_code: Resume although custom code has changed since the run began; a note says so.
+
+    Raises:
+        RunFailed: At the end, if in a curve all honest proposals are missing, since custom workers
+            failed. Its `result` holds what was run.
 
     >>> from holdout import Plugins, run
     >>> x, y = [[-3.0], [3.0]] * 20, [0, 1] * 20
@@ -168,25 +186,127 @@ def run(
     _refuse_other_types(config, plugins)
     values = read_file(Path(config)) if isinstance(config, str | Path) else config
     plan = make_plan(values, plugins)
-    notes = _tell(say, notes_on(plan.config))
+    sources = sources_of(plan)
+    notes = _tell(
+        say, [*notes_on(plan.config), *notes_on_data(plan.dataset), *notes_on_sources(sources)]
+    )
     # Also while a checkpoint is checked: that founds a network anew, and its last bits depend on
     # the number of threads.
     with _threads(plan.config), device.using(plan.config.experiment.device):
+        try_rules(plan)
         if out is None:
-            return finish(plan, _run_curves(plan, None, None, [], watch), None, notes)
+            return _to_result(plan, FirstError(None, say, watch), notes)
         path = Path(out)
         if not resume:
             with results.create(path, plan.config.as_toml()) as folder:
-                return finish(plan, _run_curves(plan, folder, None, [], watch), folder, notes)
+                store(folder, sources)
+                return _to_result(plan, FirstError(folder, say, watch), notes)
 
         def check(checkpoint: Checkpoint, done: Sequence[Mapping[str, Any]]) -> None:
             check_fit(plan, restore(checkpoint), done)
+            if not changed_code:
+                refuse_changes(path, sources)
 
         with results.resume(path, plan.config.as_dict(), check=check) as (folder, checkpoint):
             done = list(results.read_run(path).rows)
-            notes += _tell(say, notes_on_environment(checkpoint, environment(plan.config)))
-            rounds = _run_curves(plan, folder, checkpoint, done, watch)
-            return finish(plan, rounds, folder, notes)
+            changes = _changes(path, sources, done)
+            store(folder, sources, changes)
+            notes += _tell(say, changes)
+            aside = _tell(say, notes_on_environment(checkpoint, environment(plan.config)))
+            begun = Begun(checkpoint, done, aside)
+            return _to_result(plan, FirstError(folder, say, watch, done), notes, begun)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Begun:
+    """What a run that is resumed has done already."""
+
+    checkpoint: Checkpoint | None = None
+    rounds: list[Mapping[str, Any]] = field(default_factory=list)
+    notes: Sequence[str] = ()
+    """What to tell of resuming it here, and to keep nowhere: another time it is something else."""
+
+
+def _changes(path: Path, now: Sources, done: Sequence[Mapping[str, Any]]) -> list[str]:
+    """A note for each time that the run was resumed by changed code."""
+    then, changes = stored(path)
+    changed = differences(then, now)
+    if not changed or not done:
+        return changes
+    last = done[-1]
+    where = f"round {last['round']} of {last['rule']} ({last['attack']}, seed {last['seed']})"
+    return [*changes, f"custom code was changed after {where}: {', '.join(changed)}"]
+
+
+def _to_result(
+    plan: ExperimentPlan, errors: "FirstError", notes: Sequence[str], begun: Begun | None = None
+) -> Result:
+    """Run the curves that are left; what custom code does to them is told in any case."""
+    begun, folder = begun or Begun(), errors.folder
+    rounds = begun.rounds
+    try:
+        _run_curves(plan, folder, begun.checkpoint, rounds, errors)
+    except PluginError as error:
+        if folder is not None:
+            errors.stopped_by(error)
+            stopped = f"the run was stopped: {error}"
+            finish(plan, rounds, folder, [*notes, stopped], error=errors.found)
+        raise
+    result = finish(plan, rounds, folder, notes, aside=begun.notes, error=errors.found)
+    if empty := [curve.label for curve in group(rounds) if curve.is_empty]:
+        first = f"; the first: {told}" if (told := errors.text) else ""
+        raise RunFailed(
+            f"no honest proposal arrived in any round of {', '.join(empty)}: custom workers failed"
+            f"{first}",
+            result,
+        )
+    return result
+
+
+class FirstError:
+    """A watch that keeps what custom code raised first, and tells it at once."""
+
+    def __init__(
+        self,
+        folder: RunFolder | None,
+        say: Callable[[str], None] | None,
+        watch: Watch | None,
+        done: Sequence[Mapping[str, Any]] = (),
+    ) -> None:
+        self.folder, self._say, self._watch = folder, say, watch
+        self.found: Mapping[str, Any] | None = None
+        # What stopped a run, or was raised in rounds that are done again, is no longer true.
+        if folder is not None and results.count_errors(done):
+            self.found = read_error(folder.path)
+        elif folder is not None:
+            (folder.path / ERROR).unlink(missing_ok=True)
+
+    def __call__(self, progress: Progress) -> None:
+        """Look at what the round's custom workers raised, and hand the progress on."""
+        record = progress.record
+        if self.found is None and record.custom_errors:
+            failure = record.custom_errors[0]
+            where = {key: getattr(record, key) for key in ("rule", "attack", "seed", "round")}
+            self._keep({**where, "error": str(failure), "traceback": failure.traceback})
+            if self._say is not None:
+                self._say(f"{self.text}\n{failure.traceback.rstrip()}")
+        if self._watch is not None:
+            self._watch(progress)
+
+    def stopped_by(self, error: PluginError) -> None:
+        """Keep what custom code raised that ends the run."""
+        if self.found is None or error.traceback is not None:
+            self._keep({"error": str(error), "traceback": error.traceback})
+
+    @property
+    def text(self) -> str:
+        """What was raised, and in which round, in one line."""
+        return error_text(self.found) if self.found else ""
+
+    def _keep(self, found: Mapping[str, Any]) -> None:
+        self.found = found
+        if self.folder is not None:
+            self.folder.write(ERROR, results.to_json(found, indent=1) + "\n")
 
 
 def _refuse_other_types(config: object, plugins: object) -> None:
@@ -277,7 +397,7 @@ def run_curve(
             if watch:
                 done = number * experiment.rounds + state.round
                 watch(Progress(record, done, total))
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, PluginError):
         if folder and place.mark:
             folder.save(to_checkpoint(place, now), place.mark)
         raise
@@ -293,14 +413,35 @@ def finish(
     folder: RunFolder | None,
     notes: Sequence[str] = (),
     *,
+    aside: Sequence[str] = (),
     threads: int | None = None,
+    error: Mapping[str, Any] | None = None,
 ) -> Result:
-    """The result of all curves; its summary and report go into the folder."""
+    """The result of all curves; its summary and report go into the folder.
+
+    Args:
+        plan: What was run.
+        rounds: All rounds.
+        folder: Where it goes.
+        notes: Reasons for doubt that are known so far.
+        aside: Notes for the result alone, not for its summary.
+        threads: Torch's threads, if not the config's.
+        error: What custom code raised first.
+    """
+    config, sources = plan.config.as_dict(), sources_of(plan)
+    notes = [*notes, *notes_on_curves(group(rounds), config)]
+    if error is not None and (raised := results.count_errors(rounds)):
+        notes.append(f"custom workers raised {raised} times; the first: {error_text(error)}")
     summary = results.summarise(
-        rounds, config=plan.config.as_dict(), environment=environment(plan.config, threads=threads)
+        rounds, config=config, environment=environment(plan.config, threads=threads), notes=notes
     )
+    if error is not None:
+        summary["custom_errors"] = {"count": results.count_errors(rounds), "first": error}
+    if sources:
+        summary["custom_code"] = sources
     if folder:
         folder.write(results.SUMMARY, results.to_json(summary, indent=1) + "\n")
         folder.write(SHARDS, shards_json(plan.config, plan.dataset))
         write_report(folder.path)
-    return Result(plan.config, rounds, summary, folder.path if folder else None, notes)
+    path = folder.path if folder else None
+    return Result(plan.config, rounds, summary, path, [*aside, *notes])

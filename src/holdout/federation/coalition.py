@@ -1,15 +1,17 @@
 """The coalition's side of a round: what Byzantine proposers know, and what they send."""
 
-from collections.abc import Callable, Mapping, Sequence
+import copy
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from holdout import device
-from holdout.attacks import Deployed, DeployedRule, Lie, View
-from holdout.custom_code import Kept, describe, guard
+from holdout.attacks import Deployed, DeployedRule, Lie, MixedLie, View
+from holdout.custom_code import Kept, describe, guard, own_copies, untouched
 from holdout.errors import MisuseError, PluginError
 from holdout.federation.electorate import VoterScores, electorate_of, score_voters
 from holdout.federation.joint_ballots import JointVoters, memory_of
@@ -20,6 +22,7 @@ from holdout.ids import ProposalId, WorkerId
 from holdout.rounds import admit_proposals
 from holdout.rules import RULES
 from holdout.seeds import stream
+from holdout.tracebacks import is_custom
 from holdout.voting import Terms, tolerated_count
 from holdout.workers import HonestWorker
 
@@ -168,7 +171,7 @@ def lie_to_server(
             len(coalition.copies),
             coalition.f,
             context=partial(rule_context, setup),
-            places=[ids.index(copy) for copy in coalition.copies],
+            places=[ids.index(place) for place in coalition.copies],
             tolerated=partial(tolerated_count, f=setup.federation.config.federation.f),
         )
         return tell_lies(coalition, deployed)
@@ -222,8 +225,14 @@ def tell_lies(coalition: Coalition, deployed: Deployed) -> Lies:
         **coalition.shown_messages,
     )
     name = f"attack {setup.curve.attack!r}"
-    made = guard(name, lambda: act(view))
+    custom = is_custom(act)
+    shown = lent_view(view) if custom else view
+    with untouched(name, setup.federation.pool):
+        made = guard(name, lambda: act(shown), act)
     lie = made if isinstance(made, Lie) else Lie(made)
+    if custom:
+        copies: Any = own_copies(lie.updates), own_copies(lie.messages)
+        lie = Lie(copies[0], lie.gamma, copies[1])
     strength = lie.gamma
     if strength is not None:
         strength = guard(f"the gamma of {name}", partial(float, strength))
@@ -235,6 +244,54 @@ def tell_lies(coalition: Coalition, deployed: Deployed) -> Lies:
         # Whatever they send, they keep up what honest workers in their places would have kept.
         _, states = coalition.own_updates()
     return Lies(sent, strength, states, _messages(name, lie, coalition.voters))
+
+
+def lent_view(view: View) -> View:
+    """The view as custom code gets it: whatever it does to what it sees changes nothing."""
+    return replace(
+        view,
+        weights=view.weights.clone(),
+        model=copy.deepcopy(view.model),
+        known=view.known.clone(),
+        own_updates=lambda: view.own_updates().clone(),
+        held=lambda: (view.held()[0].clone(), view.held()[1].clone()),
+        start=view.start.clone(),
+        deployed=LentDeployed(view.deployed),
+        baseline=lambda rule: LentDeployed(view.baseline(rule)),
+        messages=lambda: view.messages().clone(),
+        own_messages=lambda: view.own_messages().clone(),
+    )
+
+
+class LentDeployed:
+    """A deployed rule as custom code gets it: it can be asked, and nothing of it can be changed."""
+
+    __slots__ = ("__asked",)
+
+    def __init__(self, deployed: Deployed) -> None:
+        self.__asked = deployed
+
+    @property
+    def leaves_nobody_out(self) -> bool:
+        """Whether every update counts."""
+        return self.__asked.leaves_nobody_out
+
+    def selects(
+        self, base: Tensor, direction: Tensor, strengths: Sequence[float]
+    ) -> Iterable[bool]:
+        """For each strength, whether the lie is selected."""
+        return self.__asked.selects(base.clone(), direction.clone(), strengths)
+
+    def outcome(
+        self, lies: Sequence[Tensor | None], messages: Sequence[Tensor | None] | None = None
+    ) -> Tensor | None:
+        """The update that would be made."""
+        update = self.__asked.outcome(lies, messages)
+        return None if update is None else update.clone()
+
+    def reaches(self, basis: Tensor, trials: Sequence[MixedLie], along: Tensor) -> Sequence[float]:
+        """How far the outcome of each trial goes along a direction."""
+        return self.__asked.reaches(basis, trials, along)
 
 
 def _partly(sent: Sequence[object], honest: Tensor, share: float) -> list[object]:

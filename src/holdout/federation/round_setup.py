@@ -50,6 +50,8 @@ class Federation:
     x_test: Tensor
     y_test: Tensor
     loss: Loss = CROSS_ENTROPY
+    pool: Sequence[Tensor] = ()
+    """The data that all workers share, which custom ones must not change."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

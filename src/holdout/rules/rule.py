@@ -19,8 +19,8 @@ import torch
 from torch import Tensor
 
 from holdout import device
-from holdout.custom_code import Kept, guard, takes
-from holdout.errors import InfeasibleError, MisuseError
+from holdout.custom_code import Kept, describe, guard, takes
+from holdout.errors import InfeasibleError, MisuseError, PluginError
 from holdout.ids import RoundNumber
 from holdout.seeds import Stream, stream
 
@@ -272,10 +272,29 @@ class Rule:
 
 
 def custom_rule(function: RuleFunction, label: str) -> Rule:
-    """A user's function as a `Rule` about which nothing else is known."""
+    """A user's function as a `Rule` about which nothing else is known; an attacker runs it."""
     if isinstance(function, Rule):
         return function
-    return Rule(function, label, NAMES_NOBODY, LEAVES_NOBODY_OUT, ANY_NUMBER)
+    rule = Rule(function, label, NAMES_NOBODY, LEAVES_NOBODY_OUT, ANY_NUMBER)
+    return replace(rule, rehearse=partial(_rehearse_by_following, rule))
+
+
+def with_parameters(rule: Rule, given: Mapping[str, object]) -> Rule:
+    """The rule with parameters of its function set.
+
+    Whom it chooses, and when it selects a lie, then follows from running it.
+    """
+    bound = replace(rule, function=partial(rule.function, **given), choose=NAMES_NOBODY)
+    return bound if rule.rehearse is LEAVES_NOBODY_OUT else rehearsed_by_running(bound)
+
+
+def checked_update(owner: str, update: object, shape: torch.Size) -> Tensor:
+    """What a rule returned, once it is known to be an update."""
+    if not isinstance(update, Tensor) or update.shape != shape or not update.is_floating_point():
+        raise PluginError(
+            f"{owner} must return floats of shape {tuple(shape)}; got {describe(update)}"
+        )
+    return update.detach()
 
 
 def call(function: Callable[..., Tensor], updates: Tensor, *, f: int, context: Any) -> Tensor:
@@ -330,22 +349,7 @@ def _rehearse_by_running(rule: Rule, line: LieLine) -> Callable[[float], bool]:
     is stronger. So strengths on the whole ladder are tried: some rungs first, then those between
     the neighbours of the best.
     """
-    direction = line.direction.double()
-
-    def reach(strength: float) -> float:
-        """How far the result goes the way of a lie of this strength."""
-        context = line.context() if line.context else None
-        updates = line.updates(strength)
-        try:
-            result: Tensor = guard(
-                f"rule {rule.label!r}", lambda: rule(updates, f=line.f, context=context)
-            )
-        except InfeasibleError:
-            return -math.inf
-        reached = float(result.double() @ direction)
-        return reached if math.isfinite(reached) else -math.inf
-
-    places = sorted({*range(0, len(line.ladder), RUNGS), len(line.ladder) - 1})
+    reach, places = _reach_of(rule, line), _first_places(line)
     reached = {place: reach(line.ladder[place]) for place in places}
     if max(reached.values()) == -math.inf:
         return lambda _strength: False
@@ -354,6 +358,68 @@ def _rehearse_by_running(rule: Rule, line: LieLine) -> Callable[[float], bool]:
     reached |= {p: reach(line.ladder[p]) for p in range(low, high) if p not in reached}
     furthest = line.ladder[max(reached, key=lambda place: reached[place])]
     return lambda strength: strength <= furthest
+
+
+def _rehearse_by_following(rule: Rule, line: LieLine) -> Callable[[float], bool]:
+    """A lie passes up to the last strength, on the way up, at which the result still follows it.
+
+    It follows if a lie that is a little stronger takes it a little further, or a weaker one less
+    far: it then holds a share of the lie. (Krum follows while it selects the lie, the mean always.)
+    A result that does not even follow a lie of strength 0 may still jump, as that of a vote on
+    signs does: then the strength counts that carries it furthest.
+    """
+    reach, ladder = _reach_of(rule, line), line.ladder
+    length = float(line.direction.double().square().sum())
+
+    def follows(place: int) -> bool:
+        strength, little = ladder[place], LITTLE * max(ladder[place], 1.0)
+        here = reach(strength)
+        shares = (
+            (reach(strength + by) - here) / (by * length) if length else 0.0
+            for by in (little, -little)
+        )
+        # Where the rule is infeasible the share is no number.
+        return math.isfinite(here) and any(SHARE_MIN < share < math.inf for share in shares)
+
+    places = _first_places(line)
+    failed = next((place for place in places if not follows(place)), None)
+    if failed is None:
+        return lambda strength: strength <= ladder[-1]
+    if failed == 0:
+        return _rehearse_by_running(rule, line)
+    between = range(places[places.index(failed) - 1] + 1, failed)
+    last = next((place for place in between if not follows(place)), failed) - 1
+    return lambda strength: strength <= ladder[last]
+
+
+LITTLE = 1e-3
+"""By how much a lie is changed to see whether the result follows."""
+SHARE_MIN = 1e-3
+"""The share of a lie below which the result does not follow it: less may be rounding."""
+
+
+def _reach_of(rule: Rule, line: LieLine) -> Callable[[float], float]:
+    """For a strength of the lie, how far the rule's result goes its way; -inf: nowhere."""
+    direction, owner = line.direction.double(), f"rule {rule.label!r}"
+
+    def reach(strength: float) -> float:
+        context = line.context() if line.context else None
+        updates = line.updates(strength)
+        try:
+            result = guard(
+                owner, lambda: rule(updates, f=line.f, context=context), code=rule.function
+            )
+        except InfeasibleError:
+            return -math.inf
+        reached = float(checked_update(owner, result, direction.shape).double() @ direction)
+        return reached if math.isfinite(reached) else -math.inf
+
+    return reach
+
+
+def _first_places(line: LieLine) -> list[int]:
+    """The rungs of the ladder that are tried first."""
+    return sorted({*range(0, len(line.ladder), RUNGS), len(line.ladder) - 1})
 
 
 RUNGS = 6
