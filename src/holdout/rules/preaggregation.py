@@ -11,7 +11,7 @@ from torch import Tensor
 from holdout import device
 from holdout.errors import UserError
 from holdout.parallel import map_runs, run_all
-from holdout.rules.distance import squared_distances
+from holdout.rules.distance import Matrix, squared_distances
 from holdout.rules.norms import (
     check_positive,
     clip_scales,
@@ -25,8 +25,11 @@ from holdout.rules.rule import ANY_NUMBER, HONEST_MAJORITY, RuleContext, admit, 
 CLIPPING_RADIUS = 2.0
 BUCKET_SIZE = 2
 
-_BLOCK = 1 << 15
+_BLOCK = 1 << 13
 """Coordinates mixed at a time."""
+
+_ROWS = 4
+"""Rows whose lengths are computed one after the other, on one thread."""
 
 
 def nnm(updates: Tensor, *, f: int) -> Tensor:
@@ -61,15 +64,22 @@ def nnm(updates: Tensor, *, f: int) -> Tensor:
     finite = finite_rows(updates)
     # Zero times infinity is not zero: rows that are not finite are mixed by hand.
     spoilt = (shares[:, ~finite] > 0).any(axis=1)
-    values = device.to_numpy(updates)
+    values, rows = device.to_numpy(updates), np.flatnonzero(finite)
+    d, shares = values.shape[1], np.ascontiguousarray(shares[:, rows])
     mixed = np.empty_like(values)
 
     def work(starts: range) -> None:
+        # Made once: fresh memory for every block would take longer than the products.
+        before, after = np.empty((len(rows), _BLOCK)), np.empty((n, _BLOCK))
         for start in starts:
-            block = slice(start, start + _BLOCK)
-            mixed[:, block] = shares[:, finite] @ values[finite, block].astype(np.float64)
+            stop = min(start + _BLOCK, d)
+            part, product = before[:, : stop - start], after[:, : stop - start]
+            for place, row in enumerate(rows):
+                part[place] = values[row, start:stop]
+            np.matmul(shares, part, out=product)
+            mixed[:, start:stop] = product
 
-    map_runs(work, values.shape[1], min(values.shape[1], _BLOCK))
+    map_runs(work, d, min(d, _BLOCK))
     mixed[spoilt] = np.nan
     return device.from_numpy(mixed, like=updates)
 
@@ -149,15 +159,17 @@ def clipping(updates: Tensor, *, f: int, radius: float = CLIPPING_RADIUS) -> Ten
     """
     updates = admit("clipping", updates, f=f, needs=ANY_NUMBER)
     check_positive("clipping", "radius", radius)
-    # Row by row: in one call torch would make a copy of all of them in float64.
-    lengths = np.array(run_all(_length, list(updates)))
+    pieces = [updates[i : i + _ROWS] for i in range(0, len(updates), _ROWS)]
+    lengths = np.concatenate(run_all(_lengths, pieces))
     long = np.isfinite(lengths) & (lengths > radius)
     scales = np.where(long, radius / np.where(long, lengths, 1.0), 1.0)
     return scaled(updates, scales, in_float64=True)
 
 
-def _length(row: Tensor) -> float:
-    return float(torch.linalg.vector_norm(row, dtype=torch.float64))
+def _lengths(rows: Tensor) -> Matrix:
+    """The norms of a few rows: in one call torch would make a copy of all of them in float64."""
+    scratch = rows.new_empty(rows.shape[1], dtype=torch.float64)
+    return np.array([float(torch.linalg.vector_norm(scratch.copy_(row))) for row in rows])
 
 
 def arc(updates: Tensor, *, f: int) -> Tensor:
