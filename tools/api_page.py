@@ -330,7 +330,9 @@ def _config_tables(kind: type) -> Iterator[str]:
         owner: Any = field.annotation
         about = parse(inspect.getdoc(owner) or "").summary
         below = {key: text for key, _, text in _assignments(_tree(owner).body)}
-        lines = [f"**`[{section}]`** {about}", "", "| key | default | meaning |", "|---|---|---|"]
+        lines = [f"**`[{section}]`** {about}"]
+        if owner.model_fields:
+            lines += ["", "| key | default | meaning |", "|---|---|---|"]
         for key, value in owner.model_fields.items():
             default = json.dumps(defaults[section][key]) if key in defaults[section] else "none"
             meaning = " ".join(filter(None, [below.get(key, ""), _choices(value.annotation)]))

@@ -107,7 +107,7 @@ def is_custom(code: object) -> bool:
     """Whether a function, or the class of an object, comes from outside this package.
 
     Example:
-        >>> is_custom(is_custom), is_custom(lambda: None)
+        >>> is_custom(is_custom), is_custom(print)
         (False, True)
     """
     return _package(module_of(code)) != "holdout"

@@ -744,8 +744,9 @@ def plain_rule(updates, *, f, context):
     return updates.mean(dim=0)
 
 
+@pytest.mark.parametrize("momentum", [0.0, 0.5])
 @pytest.mark.parametrize("knowledge", ["omniscient", "coalition", "last-round"])
-def test_custom_code_that_scribbles_over_all_it_is_given_changes_nothing(data, knowledge):
+def test_custom_code_that_scribbles_over_all_it_is_given_changes_nothing(data, knowledge, momentum):
     values = settings(
         data,
         "mine",
@@ -753,7 +754,7 @@ def test_custom_code_that_scribbles_over_all_it_is_given_changes_nothing(data, k
         "holdout",
         "holdout-1",
         federation={"assumed_byzantine": 1, "byzantine": 3},
-        training={"worker_momentum": 0.5},
+        training={"worker_momentum": momentum},
         attack={"knowledge": knowledge},
     )
     tidy = Plugins(

@@ -155,7 +155,8 @@ def run(
     """Run an experiment: some rules, one attack, one or several seeds.
 
     Everything is checked before any work is done. Ctrl-C keeps what is done if there is a run
-    folder.
+    folder. At the end a `RunFailed`, whose `result` holds what was run, is raised if in a curve all
+    honest proposals are missing, since custom workers failed.
 
     Args:
         config: The path of a TOML file, its values as nested mappings, or a `Config`.
@@ -167,10 +168,6 @@ def run(
         say: Called with each note that is known before the first round, and with the traceback of
             what custom workers raise first.
         changed_code: Resume although custom code has changed since the run began; a note says so.
-
-    Raises:
-        RunFailed: At the end, if in a curve all honest proposals are missing, since custom workers
-            failed. Its `result` holds what was run.
 
     >>> from holdout import Plugins, run
     >>> x, y = [[-3.0], [3.0]] * 20, [0, 1] * 20
