@@ -31,6 +31,7 @@ partition = "iid"
 alpha = 0.5
 labels_per_worker = 2
 samples_per_worker = 2000
+root_samples = 0
 [model]
 name = "mlp"
 [training]

@@ -335,6 +335,7 @@ def _summarise_curve(
 ) -> dict[str, Any]:
     rule, attack, seed = key
     accuracies = [line["accuracy"] for line in lines if line["accuracy"] is not None]
+    successes = [line["attack_success"] for line in lines if line.get("attack_success") is not None]
     return {
         "rule": rule,
         "attack": attack,
@@ -342,6 +343,7 @@ def _summarise_curve(
         "rounds": len(lines),
         "final_accuracy": accuracies[-1] if accuracies else None,
         "best_accuracy": max(accuracies, default=None),
+        **({"final_attack_success": successes[-1]} if successes else {}),
         "outcome": "diverged" if lines[-1]["outcome"] == "diverged" else "completed",
         "empty_rounds": sum(line["outcome"] not in MOVED for line in lines),
         "seconds": round(sum(line["seconds"] for line in lines), 3),

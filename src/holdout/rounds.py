@@ -252,7 +252,7 @@ def apply_rule(
         updates = rule.prepare(admitted.stacked(), f=f, context=context)
         if rule.choose is None:
             return Decision(Outcome.STEP, rule.finish(updates, f=f, context=context))
-        chosen = list(rule.choose(updates, f))
+        chosen = list(rule.choice(updates, f=f, context=context))
     except InfeasibleError:
         return Decision(Outcome.INFEASIBLE)
     ids = list(admitted.valid)
@@ -274,6 +274,9 @@ class RoundRecord:
     accuracy: float | None
     loss: float | None
     worst_class_recall: float | None
+    attack_success: float | None
+    """Of triggered test rows, the share that is misread as the attack wants it; in the lines of
+    `results.jsonl` only where it was measured."""
     gamma: float | None
     proposers: Sequence[int]
     voters: Sequence[int]
@@ -295,7 +298,10 @@ class RoundRecord:
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values, in the order of the fields."""
-        return asdict(self)
+        values = asdict(self)
+        if self.attack_success is None:
+            del values["attack_success"]
+        return values
 
 
 def record_round(
@@ -356,6 +362,7 @@ def record_round(
         accuracy=None,
         loss=None,
         worst_class_recall=None,
+        attack_success=None,
         gamma=gamma,
         proposers=proposers,
         voters=voters,

@@ -108,6 +108,9 @@ class DataSection(Section):
     """For `shards`: how many labels a worker sees."""
     samples_per_worker: Count = 2000
     """The paper's m. A worker holds no row twice; two workers may hold the same row."""
+    root_samples: Annotated[int, Field(ge=0)] = 0
+    """How many clean training rows the server holds for itself, for rules that ask them (`fltrust`,
+    `zeno`, a custom one); workers may hold the same rows. 0: none."""
 
 
 class ModelSection(Section):

@@ -99,6 +99,9 @@ class TableRow:
     """Rounds without a step, per seed."""
     diverged: int
     """Seeds that ended in numbers that are not finite."""
+    attack_success: float | None = None
+    """Of triggered test rows, the share that is misread as the attack wants it: the mean over the
+    seeds where it was last measured; none for attacks without a trigger."""
 
     def cells(self) -> tuple[str, str, str, str]:
         """What a table for people says: rule, without attack, under attack, drop."""
@@ -107,6 +110,10 @@ class TableRow:
             return self.label, accuracy, "", ""
         drop = "" if self.drop is None else f"{self.drop:.1f} points"
         return self.label, "", accuracy, drop
+
+    def success_text(self) -> str:
+        """How often the attack succeeds, such as "97.1 %"."""
+        return "-" if self.attack_success is None else f"{100 * self.attack_success:.1f} %"
 
     def accuracy_text(self) -> str:
         """Mean, spread and whether a seed diverged, such as "88.0 % ± 0.4"."""
@@ -127,6 +134,16 @@ def group(rounds: Iterable[Round]) -> list[CurveResult]:
         CurveResult(rule, attack, label(rule, attack, name_attack=several), found[rule, attack])
         for rule, attack in sorted(found, key=lambda key: key != BASELINE)
     ]
+
+
+def measures_success(curves: Iterable[CurveResult]) -> bool:
+    """Whether the success of an attack was measured in any round."""
+    return any(curve.line("attack_success").rounds for curve in curves)
+
+
+def has_success(rows: Iterable[TableRow]) -> bool:
+    """Whether a table needs a column for how often the attack succeeds."""
+    return any(row.attack_success is not None for row in rows)
 
 
 def name_of(rule: str) -> str:
@@ -156,7 +173,7 @@ def label(rule: str, attack: str, *, name_attack: bool = False) -> str:
 def final_table(rounds: Iterable[Round]) -> list[TableRow]:
     """Where each curve ends, in the order of `group`."""
     curves = group(rounds)
-    ends = [_final_accuracies(curve) for curve in curves]
+    ends = [_last_measured(curve, "accuracy") for curve in curves]
     upper = next(
         (fmean(e) for curve, e in zip(curves, ends, strict=True) if curve.is_baseline and e), None
     )
@@ -165,6 +182,7 @@ def final_table(rounds: Iterable[Round]) -> list[TableRow]:
 
 def _row(curve: CurveResult, ends: Sequence[float], upper: float | None) -> TableRow:
     accuracy = fmean(ends) if ends else None
+    successes = _last_measured(curve, "attack_success")
     lines = curve.rounds
     accepted = [
         value for line in lines if (value := _finite(line.get("byzantine_selected"))) is not None
@@ -181,13 +199,14 @@ def _row(curve: CurveResult, ends: Sequence[float], upper: float | None) -> Tabl
         byzantine_accepted_per_round=fmean(accepted) if accepted else None,
         empty_rounds=empty / len(curve.seeds),
         diverged=curve.diverged,
+        attack_success=fmean(successes) if successes else None,
     )
 
 
-def _final_accuracies(curve: CurveResult) -> list[float]:
-    """The last accuracy measured, of each seed that has one."""
+def _last_measured(curve: CurveResult, key: str) -> list[float]:
+    """The last number under a key, of each seed that has one."""
     strands = (
-        [value for line in lines if (value := _finite(line.get("accuracy"))) is not None]
+        [value for line in lines if (value := _finite(line.get(key))) is not None]
         for lines in curve.seeds.values()
     )
     return [strand[-1] for strand in strands if strand]

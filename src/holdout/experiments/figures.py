@@ -18,7 +18,7 @@ from matplotlib.lines import Line2D
 from matplotlib.style import context
 from matplotlib.ticker import MaxNLocator
 
-from holdout.experiments.curves import NO_ATTACK, CurveResult, name_of
+from holdout.experiments.curves import NO_ATTACK, CurveResult, measures_success, name_of
 from holdout.voting import VOTES
 
 SIZE_INCHES = (7.2, 4.0)
@@ -105,13 +105,22 @@ def looks_of_rules(panels: Sequence[Sequence[CurveResult]]) -> dict[str, Look]:
 
 
 def accuracy_png(curves: Sequence[CurveResult]) -> bytes:
-    """The accuracy of every curve over the rounds; the same curves give the same bytes."""
+    """The accuracy of every curve over the rounds; the same curves give the same bytes.
+
+    Where the success of an attack was measured, it is drawn below.
+    """
     # The user's matplotlib settings must not change the picture.
     with context(SETTINGS):
-        figure = Figure(figsize=SIZE_INCHES, dpi=DPI, layout="constrained")
-        axes = _prepared(figure.add_subplot())
+        success = measures_success(curves)
+        size = (SIZE_INCHES[0], SIZE_INCHES[1] * (1 + success))
+        figure = Figure(figsize=size, dpi=DPI, layout="constrained")
+        axes = _prepared(figure.add_subplot(1 + success, 1, 1))
         axes.set_ylabel("test accuracy (%)")
         drawn = _draw(axes, curves, looks(curves))
+        if success:
+            below = _prepared(figure.add_subplot(2, 1, 2))
+            below.set_ylabel("attack success (%)")
+            _draw(below, curves, looks(curves), key="attack_success")
         if drawn:
             _add_legend(figure, curves, drawn)
         else:
@@ -162,13 +171,13 @@ def _png(figure: Figure) -> bytes:
 
 
 def _draw(
-    axes: Axes, curves: Sequence[CurveResult], chosen: Sequence[Look]
+    axes: Axes, curves: Sequence[CurveResult], chosen: Sequence[Look], *, key: str = "accuracy"
 ) -> list[tuple[float, str, Line2D]]:
-    """Draw the curves; the final accuracy, label and line of each that has a measured round."""
+    """Draw the curves; the final share, label and line of each that has a measured round."""
     drawn = []
     rounds_max, low, high = 1, 100.0, 0.0
     for place, (curve, look) in enumerate(zip(curves, chosen, strict=True)):
-        line = curve.line("accuracy", scale=100.0)
+        line = curve.line(key, scale=100.0)
         if not line.rounds:
             continue
         # HoldOut and the upper bound lie on top, where curves coincide.

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from holdout import device
-from holdout.attacks import Attack
+from holdout.attacks import Attack, Triggering
 from holdout.config import Config, parse
 from holdout.custom_code import describe
 from holdout.data.datasets import Dataset, Shard, dataset_from, load, standardised
@@ -17,6 +17,7 @@ from holdout.data.partitions import partition
 from holdout.errors import ConfigError, DataError, ModelError, PluginError
 from holdout.experiments.plugins import Plugins
 from holdout.experiments.resolve_names import Lookups
+from holdout.federation.root_set import draw_root
 from holdout.federation.round_setup import Curve, Federation
 from holdout.ids import WorkerId
 from holdout.learning import vector
@@ -60,7 +61,19 @@ class ExperimentPlan:
             byzantine=byzantine,
             x_test=dataset.x_test,
             y_test=dataset.y_test,
+            classes=dataset.classes,
+            root=draw_root(dataset.x_train, dataset.y_train, config.data.root_samples, seed=seed),
+            trigger=self._trigger,
         )
+
+    @property
+    def _trigger(self) -> Triggering | None:
+        return self.attack if isinstance(self.attack, Triggering) else None
+
+    @property
+    def attack(self) -> Attack | None:
+        """What liars do; None if nobody lies."""
+        return next((curve.act for curve, _ in self.curves if curve.act is not None), None)
 
     def _workers(
         self, curve: Curve, seed: int, model: torch.nn.Module, byzantine: frozenset[WorkerId]
@@ -183,11 +196,19 @@ def _check_fit(plan: ExperimentPlan) -> None:
             f"data.samples_per_worker = {config.data.samples_per_worker}: must be at most the "
             f"{len(dataset.y_train)} training rows of {dataset.name}"
         )
+    if config.data.root_samples > len(dataset.y_train):
+        problems.append(
+            f"data.root_samples = {config.data.root_samples}: must be at most the "
+            f"{len(dataset.y_train)} training rows of {dataset.name}"
+        )
     if config.data.partition == "shards" and config.data.labels_per_worker > dataset.classes:
         problems.append(
             f"data.labels_per_worker = {config.data.labels_per_worker}: must be at most the "
             f"{dataset.classes} classes of {dataset.name}"
         )
+    fits = getattr(plan.attack, "data_problems", None)
+    if fits is not None:
+        problems.extend(fits(dataset.shape, dataset.classes))
     if not problems:
         try:
             model = plan.federation(curve, seed).model

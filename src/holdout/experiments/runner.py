@@ -22,7 +22,7 @@ from holdout.experiments.checkpoints import (
     restore,
     to_checkpoint,
 )
-from holdout.experiments.curves import TableRow, final_table
+from holdout.experiments.curves import TableRow, final_table, has_success
 from holdout.experiments.plan import ExperimentPlan, make_plan
 from holdout.experiments.plugins import Plugins
 from holdout.experiments.report import table_html, write_report
@@ -113,7 +113,11 @@ class Result:
 
     def _repr_html_(self) -> str:
         head = ["rule", "without attack", "under attack", "drop"]
-        return table_html(head, [row.cells() for row in self.table()])
+        rows = self.table()
+        if not has_success(rows):
+            return table_html(head, [row.cells() for row in rows])
+        body = [(*row.cells(), row.success_text()) for row in rows]
+        return table_html([*head, "attack success"], body)
 
 
 def run(

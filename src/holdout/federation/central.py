@@ -19,6 +19,7 @@ from holdout.federation.coalition import Lies, as_liars_see, lie_to_server
 from holdout.federation.custom_workers import ask_to_propose, ask_to_vote
 from holdout.federation.electorate import VoterScores, electorate_of, score_voters
 from holdout.federation.joint_ballots import JointVoters, joint_voters, kept_of, memory_of
+from holdout.federation.reports import Reporters
 from holdout.federation.round_setup import (
     Curve,
     Federation,
@@ -29,7 +30,7 @@ from holdout.federation.round_setup import (
 )
 from holdout.ids import ProposalId, WorkerId
 from holdout.joint_vote import JointMemory
-from holdout.learning.training import evaluate
+from holdout.learning.training import evaluate, share_taken_for
 from holdout.rounds import (
     AdmittedProposals,
     Decision,
@@ -178,7 +179,8 @@ def _aggregate(
 ) -> tuple[Decision, Mapping[str, Tensor]]:
     """The rule over all valid updates, and what it keeps for the next round."""
     name = f"rule {setup.curve.rule!r}"
-    context = rule_context(setup)
+    lies = [row for row, p in enumerate(admitted.valid) if p in setup.coalition]
+    context = replace(rule_context(setup), voters=Reporters(setup).about(lies))
     f = tolerated_count(len(admitted.valid), setup.federation.config.federation.f)
     decision: Decision = guard(name, lambda: apply_rule(admitted, rule, f=f, context=context))
     kept = checked_copy(name, context.state)
@@ -259,7 +261,26 @@ def evaluate_round(
             accuracy=result.accuracy,
             loss=result.loss,
             worst_class_recall=min(recall, default=None),
+            attack_success=_attack_success(federation, state),
             outcome=record.outcome if finite else Outcome.DIVERGED,
         ),
         replace(state, diverged=state.diverged or not finite),
     )
+
+
+def _attack_success(federation: Federation, state: State) -> float | None:
+    """The share of the test rows of other classes that are taken for the target once triggered."""
+    trigger = federation.trigger
+    if trigger is None:
+        return None
+    others = federation.x_test[federation.y_test != trigger.target]
+    if not len(others):
+        return None
+    name = f"attack {federation.config.attack.name!r}"
+    rows = guard(name, lambda: trigger.put_trigger(others.clone()))
+    if not isinstance(rows, Tensor) or (rows.shape, rows.dtype) != (others.shape, others.dtype):
+        raise PluginError(
+            f"{name}: put_trigger must return float32 rows of shape {tuple(others.shape)}; "
+            f"got {describe(rows)}"
+        )
+    return share_taken_for(federation.model, state.weights, rows, trigger.target)

@@ -1,13 +1,18 @@
 """The baselines: rules that turn n updates, of which at most f may be lies, into one.
 
-A rule sees the updates only, as the rows of an (n, d) tensor, and returns a (d,) tensor of the
+A rule sees the updates, as the rows of an (n, d) tensor, and returns a (d,) tensor of the
 same dtype. It modifies nothing, draws nothing at random, and breaks every tie by the lowest index.
 
     mean, median, trimmed_mean, mean_around_median   per coordinate        (coordinatewise)
     krum, krum_unsquared, multi_krum, bulyan         pairwise distances    (distance)
     geometric_median                                 sum of the distances  (geometric)
     caf                                              how updates vary      (covariance)
+    fltrust, zeno                                    the server's rows     (trust)
+    flshield                                         voters' reports       (shield)
     nnm, clipping                                    updates to updates    (preaggregation)
+
+The last three rules also ask the server's own rows or the voters of the round, whom they find in
+their `RuleContext`.
 
 `RULES` and `PRE_AGGREGATIONS` are the only lists of them. `find_rule("nnm+krum")` and
 `compose("nnm", "krum")` put a pre-aggregation in front of a rule.
@@ -31,10 +36,14 @@ from holdout.rules.rule import (
     NAMES_NOBODY,
     Needs,
     PreAggregation,
+    ReportingVoters,
+    Root,
     Rule,
     RuleContext,
 )
+from holdout.rules.shield import flshield
 from holdout.rules.table import PRE_AGGREGATIONS, RULES, compose, find_rule
+from holdout.rules.trust import fltrust, zeno
 
 __all__ = [
     "LEAVES_NOBODY_OUT",
@@ -43,6 +52,8 @@ __all__ = [
     "RULES",
     "Needs",
     "PreAggregation",
+    "ReportingVoters",
+    "Root",
     "Rule",
     "RuleContext",
     "bulyan",
@@ -50,6 +61,8 @@ __all__ = [
     "clipping",
     "compose",
     "find_rule",
+    "flshield",
+    "fltrust",
     "geometric_median",
     "krum",
     "krum_unsquared",
@@ -59,4 +72,5 @@ __all__ = [
     "multi_krum",
     "nnm",
     "trimmed_mean",
+    "zeno",
 ]

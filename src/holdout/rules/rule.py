@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -29,8 +29,59 @@ RuleFunction = Callable[..., Tensor]
 PreFunction = Callable[..., Tensor]
 """(updates (n, d), f=..., and `context=...` if it takes one) -> the updates that the rule sees."""
 
-Choose = Callable[[Tensor, int], Sequence[int]]
-"""(updates, f) -> the places of the updates that the rule averages."""
+Choose = Callable[..., Sequence[int]]
+"""(updates, f, and `context=...` if it takes one) -> the places of the updates that the rule
+averages."""
+
+
+class Root(Protocol):
+    """The server's own clean rows (`data.root_samples`), as a rule may use them.
+
+    Example:
+        >>> class Pulling:
+        ...     def update(self):
+        ...         return torch.ones(2)
+        ...
+        ...     def losses(self, updates):
+        ...         return -updates.sum(dim=1, dtype=torch.float64)
+        >>> def best_of_all(updates, *, f, context):
+        ...     return updates[context.root.losses(updates).argmin()]
+        >>> from holdout import stream
+        >>> context = RuleContext(1, torch.zeros(2), 0.1, stream(0), root=Pulling())
+        >>> best_of_all(torch.tensor([[1.0, 1.0], [3.0, 0.0]]), f=0, context=context)
+        tensor([3., 0.])
+    """
+
+    def update(self) -> Tensor:
+        """What the server would itself propose by these rows, (d,)."""
+
+    def losses(self, updates: Tensor) -> Tensor:
+        """The mean loss of the rows at w - eta * u for each update u, (n,) of float64."""
+
+
+class ReportingVoters(Protocol):
+    """The voters of a round, as a rule may ask them; what liars among them say is a lie.
+
+    Example:
+        >>> class Three:
+        ...     def impacts(self, updates):
+        ...         fall = updates.double()[:, :2]
+        ...         return [fall, fall, None]
+        >>> def worst_off_class(updates, *, f, context):
+        ...     reports = [r for r in context.voters.impacts(updates) if r is not None]
+        ...     return updates[torch.stack(reports).mean(dim=0).amin(dim=1).argmax()]
+        >>> from holdout import stream
+        >>> context = RuleContext(1, torch.zeros(2), 0.1, stream(0), voters=Three())
+        >>> worst_off_class(torch.tensor([[1.0, 2.0], [9.0, 0.0]]), f=0, context=context)
+        tensor([1., 2.])
+    """
+
+    def impacts(self, updates: Tensor) -> Sequence[Tensor | None]:
+        """What each voter reports, in the order of the draw; None: nothing valid.
+
+        A report is (n, classes) of float64: how far the mean loss of the voter's rows of a class
+        falls with an update, NaN where it holds none of that class. Other numbers are finite.
+        """
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -46,6 +97,8 @@ class LieLine:
     """The strengths on the way up to the strongest lie that is tried."""
     context: "Callable[[], RuleContext] | None" = None
     """Makes what a rule that takes a context gets; each is a copy."""
+    voters: "Callable[[Sequence[int]], ReportingVoters] | None" = None
+    """The voters of that context, for updates of which these are lies."""
 
     @property
     def count(self) -> int:
@@ -60,6 +113,10 @@ class LieLine:
         """What the rule gets, (n, d): the honest updates, then the copies of the lie."""
         return torch.cat([self.honest, self.at(strength).expand(self.copies, -1)])
 
+    def new_context(self) -> "RuleContext | None":
+        """What a rule that takes a context gets."""
+        return made_context(self.context, self.voters, range(len(self.honest), self.count))
+
 
 Rehearse = Callable[[LieLine], Callable[[float], bool]]
 """A line of lies -> for a strength, whether the rule selects the lie."""
@@ -73,7 +130,7 @@ NAMES_NOBODY = None
 
 @dataclass(frozen=True, slots=True)
 class Needs:
-    """How many updates a rule needs to withstand f liars.
+    """How many updates a rule needs to withstand f liars, and what else.
 
     Example:
         >>> Needs("n > 3f", lambda f: 3 * f + 1).least(2)
@@ -84,6 +141,10 @@ class Needs:
     """The condition as people write it."""
     least: Callable[[int], int]
     """f -> the smallest n."""
+    root: bool = False
+    """Whether it needs `context.root`, the server's own rows."""
+    voters: bool = False
+    """Whether it needs `context.voters`."""
 
 
 ANY_NUMBER = Needs("n >= 1", lambda f: 1 + 0 * f)
@@ -101,6 +162,8 @@ class RuleContext:
         source: Random integers that only this rule draws, decided by the seed and the round.
         state: What the rule left here in the last round, at first nothing. What it holds when the
             rule returns is kept for the next round, and saved in checkpoints.
+        root: The server's own clean rows; None where `data.root_samples` is 0.
+        voters: The voters of the round, who can be asked about updates; None where there are none.
 
     Example:
         >>> def clip_to_last(updates, *, f, context):
@@ -120,6 +183,8 @@ class RuleContext:
     learning_rate: float
     source: Stream
     state: Kept = field(default_factory=dict)
+    root: Root | None = None
+    voters: ReportingVoters | None = None
 
     def generator(self) -> torch.Generator:
         """A generator for noise, decided by the seed and the round."""
@@ -161,9 +226,10 @@ class Rule:
     Args:
         function: `function(updates, *, f)` -> the update to apply; may take a `context`.
         label: What people call it.
-        choose: Which updates it averages, or `NAMES_NOBODY`.
+        choose: Which updates it averages, `choose(updates, f)`, or `NAMES_NOBODY`; may take a
+            `context`.
         rehearse: How an attacker finds out whether it selects a lie, or `LEAVES_NOBODY_OUT`.
-        needs: How many updates it needs.
+        needs: How many updates it needs, and whether a root set or voters.
         pre: The pre-aggregations in front of it, first to last.
 
     Example:
@@ -198,10 +264,32 @@ class Rule:
 
     def finish(self, updates: Tensor, *, f: int, context: RuleContext | None = None) -> Tensor:
         """The update to apply, from updates that the pre-aggregations have prepared."""
-        if not self.pre:
-            return call(self.function, updates, f=f, context=context)
-        with _part_of(context, "rule/") as own:
+        with _part_of(context, "rule/" if self.pre else "") as own:
             return call(self.function, updates, f=f, context=own)
+
+    def choice(
+        self, updates: Tensor, *, f: int, context: RuleContext | None = None
+    ) -> Sequence[int]:
+        """The places of the prepared updates that a rule with a `choose` averages."""
+        if self.choose is None:
+            raise MisuseError(f"{self.label} names no updates")
+        with _part_of(context, "rule/" if self.pre else "") as own:
+            extra = {"context": own} if takes(self.choose, "context") else {}
+            return self.choose(updates, f, **extra)
+
+    @property
+    def needs_updates_alone(self) -> bool:
+        """Whether it can do without the server's own rows and without voters."""
+        return not any(part.root or part.voters for part in self._parts)
+
+    @property
+    def needs_root(self) -> bool:
+        """Whether it, or a pre-aggregation in front of it, needs the server's own rows."""
+        return any(part.root for part in self._parts)
+
+    @property
+    def _parts(self) -> list[Needs]:
+        return [self.needs, *(part.needs for part in self.pre)]
 
     @property
     def names_proposals(self) -> bool:
@@ -210,8 +298,15 @@ class Rule:
 
     def is_feasible(self, *, n: int, f: int) -> bool:
         """Whether n updates are enough for the rule and for the pre-aggregations in front of it."""
-        needs = [self.needs, *(part.needs for part in self.pre)]
-        return all(n >= need.least(f) for need in needs)
+        return all(n >= need.least(f) for need in self._parts)
+
+    def check_feasible(self, name: str, *, n: int, f: int) -> None:
+        """Raise an `InfeasibleError` if n updates are not enough; `name` is what it is called."""
+        if self.needs_updates_alone:
+            self(device.zeros(n, 1), f=f)
+        elif not self.is_feasible(n=n, f=f):
+            bounds = " and ".join(dict.fromkeys(part.bound for part in self._parts))
+            raise InfeasibleError(f"{name} needs {bounds} updates; got n={n}, f={f}")
 
 
 def custom_rule(function: RuleFunction, label: str) -> Rule:
@@ -228,11 +323,23 @@ def call(function: Callable[..., Tensor], updates: Tensor, *, f: int, context: A
     return function(updates, f=f)
 
 
+def made_context(
+    make: Callable[[], RuleContext] | None,
+    voters: Callable[[Sequence[int]], ReportingVoters] | None,
+    lies: Sequence[int],
+) -> RuleContext | None:
+    """A new context whose voters know in which rows the coalition's updates stand."""
+    context = make() if make else None
+    if context is None or voters is None:
+        return context
+    return replace(context, voters=voters(lies))
+
+
 @contextmanager
 def _part_of(context: RuleContext | None, prefix: str) -> Iterator[RuleContext | None]:
     """The context for one part of a composed rule: of the state, it sees only what it keeps."""
-    if context is None:
-        yield None
+    if context is None or not prefix:
+        yield context
         return
     state: dict[Any, Tensor] = context.state
     mine = [name for name in state if isinstance(name, str) and name.startswith(prefix)]
@@ -267,7 +374,7 @@ def _rehearse_by_running(rule: Rule, line: LieLine) -> Callable[[float], bool]:
 
     def reach(strength: float) -> float:
         """How far the result goes the way of a lie of this strength."""
-        context = line.context() if line.context else None
+        context = line.new_context()
         updates = line.updates(strength)
         try:
             result: Tensor = guard(
