@@ -316,6 +316,7 @@ def record_round(
     proposal_faults: Iterable[str],
     ballot_faults: Iterable[str],
     is_vote: bool,
+    asks_voters: bool = False,
     gamma: float | None = None,
     radius: float | None = None,
 ) -> RoundRecord:
@@ -331,11 +332,12 @@ def record_round(
         decision: What was decided, and from which ballots.
         proposal_faults: Why proposals were rejected.
         ballot_faults: Why ballots are void.
-        is_vote: Whether the rule is a vote; only then were there voters.
+        is_vote: Whether the rule is a vote.
+        asks_voters: Whether it is a rule that asks voters; others have none.
         gamma: The strength of the lies, if they have one.
         radius: The radius of the bound, if there is one.
     """
-    proposers, voters = committee.proposers, committee.voters if is_vote else ()
+    proposers, voters = committee.proposers, committee.voters if is_vote or asks_voters else ()
     liars: Mapping[str, Any] = {
         "byzantine_workers": (),
         "byzantine_proposers": None,

@@ -190,21 +190,21 @@ def test_each_way_to_lie_in_a_report(name):
 
 
 @pytest.mark.parametrize(
-    "junk",
+    ("junk", "fault"),
     [
-        None,
-        "a report",
-        torch.zeros(2, 3),
-        torch.zeros(3, 3, dtype=torch.int64),
-        torch.full((3, 3), math.inf),
-        torch.full((3, 3), -1.1e6),
-        torch.zeros(3, 3).to_sparse(),
-        torch.zeros(3, 3, device="meta"),
+        (None, "missing"),
+        ("a report", "malformed"),
+        (torch.zeros(2, 3), "malformed"),
+        (torch.zeros(3, 3, dtype=torch.int64), "malformed"),
+        (torch.full((3, 3), math.inf), "not-finite"),
+        (torch.full((3, 3), -1.1e6), "not-finite"),
+        (torch.zeros(3, 3).to_sparse(), "malformed"),
+        (torch.zeros(3, 3, device="meta"), "malformed"),
     ],
     ids=["silence", "text", "shape", "whole", "infinite", "beyond", "sparse", "meta"],
 )
-def test_a_report_that_is_none_is_void(junk):
-    assert admitted_report(junk, like=OWN) is None
+def test_a_report_that_is_none_is_void(junk, fault):
+    assert admitted_report(junk, like=OWN) == fault
     read = admitted_report(OWN.float(), like=OWN)
     assert read.dtype == torch.float64
 
@@ -217,7 +217,12 @@ def test_what_a_custom_ballot_attack_reports_is_checked_or_named(scene, play):
         return view.nothing
 
     federation, curve = scene("flshield", plugins={"ballots": junk}, attack={"name": "sign-flip"})
-    assert play(federation, curve, 2)[0][-1].outcome == "step"
+    for record in play(federation, curve, 3)[0]:
+        liars = [voter for voter in record.voters if voter in record.byzantine_workers]
+        assert record.outcome == "step"
+        assert len(liars) == record.byzantine_voters
+        assert record.rejected_ballots == ({"malformed": len(liars)} if liars else {})
+        assert record.ballots is None
     federation, curve = scene("flshield", plugins={"ballots": crash}, attack={"name": "sign-flip"})
     with pytest.raises(PluginError, match="the attack on ballots raised AttributeError"):
         play(federation, curve, 3)
@@ -255,6 +260,7 @@ def test_custom_workers_report_nothing(scene, play):
     )
     records, _ = play(federation, curve, 1)
     assert records[0].outcome == "infeasible"
+    assert records[0].rejected_ballots == {"missing": 7}
 
 
 # ------------------------------------------------------------------------------------- whole rounds

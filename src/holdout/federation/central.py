@@ -180,9 +180,11 @@ def _aggregate(
     """The rule over all valid updates, and what it keeps for the next round."""
     name = f"rule {setup.curve.rule!r}"
     lies = [row for row, p in enumerate(admitted.valid) if p in setup.coalition]
-    context = replace(rule_context(setup), voters=Reporters(setup).about(lies))
+    voters = Reporters(setup).about(lies)
+    context = replace(rule_context(setup), voters=voters)
     f = tolerated_count(len(admitted.valid), setup.federation.config.federation.f)
     decision: Decision = guard(name, lambda: apply_rule(admitted, rule, f=f, context=context))
+    decision = replace(decision, void_ballots=tuple(voters.void.items()))
     kept = checked_copy(name, context.state)
     update, wanted = decision.update, setup.state.weights.shape
     if decision.outcome is not Outcome.STEP:
@@ -227,7 +229,7 @@ def _record(
     state: State,
     gamma: float | None,
 ) -> RoundRecord:
-    terms = setup.curve.terms
+    terms, method = setup.curve.terms, setup.curve.method
     return record_round(
         rule=setup.curve.rule,
         attack=setup.curve.attack,
@@ -239,6 +241,7 @@ def _record(
         proposal_faults=[fault.value for fault in admitted.faults.values()],
         ballot_faults=decision.ballot_faults,
         is_vote=terms is not None,
+        asks_voters=isinstance(method, Rule) and method.needs_voters,
         gamma=gamma,
         radius=state.radius if terms and terms.bound else None,
     )

@@ -20,6 +20,7 @@ from holdout.ids import WorkerId
 from holdout.learning import sparse
 from holdout.learning.scoring import Samples, sample_losses, takes_sparse
 from holdout.seeds import stream
+from holdout.voting import BallotFault
 from holdout.workers import HonestWorker, is_plain
 
 ROWS_OF_A_CLASS = 20
@@ -115,20 +116,30 @@ class Asked:
 
     reporters: Reporters
     lies: tuple[int, ...]
+    void: dict[WorkerId, BallotFault] = field(default_factory=dict)
+    """Whose report was void when they were last asked, and why."""
 
     def impacts(self, updates: Tensor) -> list[Tensor | None]:
         """What each voter reports, in the order of the draw; None: nothing valid."""
         reporters, setup = self.reporters, self.reporters.setup
-        if not reporters.workers:
-            return [None] * len(setup.committee.voters)
-        truth = reporters.current - reporters.losses(updates.to(setup.state.weights))
-        place = {voter: number for number, voter in enumerate(reporters.workers)}
+        self.void.clear()
+        sent: dict[WorkerId, Tensor | BallotFault] = {}
+        if reporters.workers:
+            truth = reporters.current - reporters.losses(updates.to(setup.state.weights))
+            pairs = zip(reporters.workers, truth, strict=True)
+            sent = {voter: self._report(voter, own) for voter, own in pairs}
         return [
-            self._report(voter, truth[place[voter]]) if voter in place else None
+            self._admit(voter, sent.get(voter, BallotFault.MISSING))
             for voter in setup.committee.voters
         ]
 
-    def _report(self, voter: WorkerId, own: Tensor) -> Tensor | None:
+    def _admit(self, voter: WorkerId, report: Tensor | BallotFault) -> Tensor | None:
+        if isinstance(report, Tensor):
+            return report
+        self.void[voter] = report
+        return None
+
+    def _report(self, voter: WorkerId, own: Tensor) -> Tensor | BallotFault:
         setup = self.reporters.setup
         if voter not in setup.byzantine:
             return own
@@ -142,14 +153,16 @@ class Asked:
         return admitted_report(told, like=own)
 
 
-def admitted_report(report: object, *, like: Tensor) -> Tensor | None:
-    """The report as the server reads it; None if it is void."""
+def admitted_report(report: object, *, like: Tensor) -> Tensor | BallotFault:
+    """The report as the server reads it, or why it is void."""
+    if report is None:
+        return BallotFault.MISSING
     if not isinstance(report, Tensor) or report.layout is not torch.strided:
-        return None
+        return BallotFault.MALFORMED
     if not device.is_here(report) or report.shape != like.shape:
-        return None
+        return BallotFault.MALFORMED
     if not report.is_floating_point():
-        return None
+        return BallotFault.MALFORMED
     numbers = report.detach().double()
     known = numbers[~numbers.isnan()]
-    return numbers if bool((known.abs() <= REPORT_MAX).all()) else None
+    return numbers if bool((known.abs() <= REPORT_MAX).all()) else BallotFault.NOT_FINITE

@@ -280,12 +280,17 @@ class Rule:
     @property
     def needs_updates_alone(self) -> bool:
         """Whether it can do without the server's own rows and without voters."""
-        return not any(part.root or part.voters for part in self._parts)
+        return not (self.needs_root or self.needs_voters)
 
     @property
     def needs_root(self) -> bool:
         """Whether it, or a pre-aggregation in front of it, needs the server's own rows."""
         return any(part.root for part in self._parts)
+
+    @property
+    def needs_voters(self) -> bool:
+        """Whether it, or a pre-aggregation in front of it, needs voters."""
+        return any(part.voters for part in self._parts)
 
     @property
     def _parts(self) -> list[Needs]:
