@@ -244,6 +244,31 @@ def test_liars_know_their_updates_by_place(setup):
         assert bool(praised) is lying
 
 
+def test_liars_know_their_updates_in_a_rehearsal_as_in_the_round(scene, play):
+    seen, coalitions = [], []
+
+    def note(view):
+        seen.append(list(view.lies))
+        return view.own()
+
+    def rehearse(view):
+        before = len(seen)
+        view.deployed.outcome([None, *[view.mean] * (view.count - 1)])
+        coalitions.append((before, len(seen), view.count))
+        return view.mean
+
+    federation, curve = scene("flshield", plugins={"ballots": note, "attack": rehearse}, seed=1)
+    (record,), _ = play(federation, curve, 1)
+    ((before, after, count),) = coalitions
+    places = [p for p, worker in enumerate(record.proposers) if worker in federation.byzantine]
+    assert count == len(places) > 1
+    # The first liar stays silent in what is rehearsed: those behind it move up.
+    silent = [place - 1 for place in places[1:]]
+    assert seen[before:after] == [silent] * record.byzantine_voters
+    assert seen[after:] == [places] * record.byzantine_voters
+    assert record.byzantine_voters > 0
+
+
 def test_custom_workers_report_nothing(scene, play):
     class Own:
         def __init__(self, worker):

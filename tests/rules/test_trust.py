@@ -221,17 +221,27 @@ def test_a_minority_of_lying_voters_changes_nothing(size, liars):
     )
 
 
-def test_one_loud_liar_neither_hides_the_others_nor_outweighs_anybody():
-    updates = torch.eye(2)
-    honest = torch.tensor([[1.0, 1.0], [-1.0, -1.0]]).double()
-    loud = 1e5 * torch.tensor([[-1.0, -0.9], [1.0, 1.1]]).double()
-    voters = Told([honest, honest, 1.1 * honest, -honest, loud])
-    assert flshield(updates, f=0, context=asking(voters=voters)).tolist() == [1.0, 0.0]
-    # Even believed, a report counts for no more than the median one.
-    near = 1e5 * torch.tensor([[1.0, 1.0], [1.05, 1.1]]).double()
-    praised = torch.tensor([[1.0, 1.0], [0.9, 0.9]]).double()
-    voters = Told([praised, praised, praised, near])
-    assert flshield(updates, f=0, context=asking(voters=voters)).tolist() == [1.0, 0.0]
+HONEST = torch.tensor([[1.0, 1.0], [0.9, 0.9]]).double()
+
+
+def test_who_is_not_believed_has_no_say():
+    against = torch.tensor([[-1.0, -1.0], [1.0, 1.0]]).double()
+    # Over all five, the second update would do better.
+    voters = Told([HONEST, against, HONEST, against, HONEST])
+    assert flshield(torch.eye(2), f=0, context=asking(voters=voters)).tolist() == [1.0, 0.0]
+
+
+def test_a_loud_report_counts_for_no_more_than_the_median_one():
+    loud = 1e5 * torch.tensor([[1.0, 1.0], [1.05, 1.1]]).double()
+    # Beside one that says the opposite, the loud one is among the believed.
+    voters = Told([HONEST, HONEST, -HONEST, loud])
+    assert flshield(torch.eye(2), f=0, context=asking(voters=voters)).tolist() == [1.0, 0.0]
+
+
+def test_one_loud_liar_does_not_hide_the_others():
+    shy, loud = -HONEST, 1e5 * torch.tensor([[-1.0, -1.0], [1.0, -0.9]]).double()
+    voters = Told([HONEST, HONEST, 1.1 * HONEST, shy, loud])
+    assert flshield(torch.eye(2), f=0, context=asking(voters=voters)).tolist() == [1.0, 0.0]
 
 
 def test_flshield_without_a_report_makes_no_step():
