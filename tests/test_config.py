@@ -33,6 +33,7 @@ alpha = 0.5
 labels_per_worker = 2
 gamma = 0.5
 samples_per_worker = 2000
+root_samples = 0
 [model]
 name = "mlp"
 [training]

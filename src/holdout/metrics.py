@@ -54,6 +54,9 @@ class Metric:
 
 ACCURACY = Metric("accuracy", "accuracy", scale=100.0, digits=1, unit="%", points="points")
 R2 = Metric("r2", "R²", scale=1.0, digits=3, unit="", points="", shown_min=-1.0)
+ATTACK_SUCCESS = Metric(
+    "attack_success", "attack success", scale=100.0, digits=1, unit="%", points="points"
+)
 MAE_KEY = "mae"
 """The field of a round that holds the mean absolute error of a regression."""
 

@@ -346,6 +346,7 @@ def _summarise_curve(
     stopped = len(lines) < config.get("experiment", {}).get("rounds", 0)
     metric = metric_of(lines)
     values = [line[metric.key] for line in lines if line.get(metric.key) is not None]
+    successes = [line["attack_success"] for line in lines if line.get("attack_success") is not None]
     return {
         "rule": rule,
         "attack": attack,
@@ -353,6 +354,7 @@ def _summarise_curve(
         "rounds": len(lines),
         f"final_{metric.key}": values[-1] if values else None,
         f"best_{metric.key}": max(values, default=None),
+        **({"final_attack_success": successes[-1]} if successes else {}),
         "outcome": "diverged"
         if lines[-1]["outcome"] == "diverged"
         else ("stopped" if stopped else "completed"),

@@ -271,6 +271,9 @@ class RoundRecord:
     accuracy: float | None
     loss: float | None
     worst_class_recall: float | None
+    attack_success: float | None
+    """Of triggered test rows, the share that is misread as the attack wants it; in the lines of
+    `results.jsonl` only where it was measured."""
     gamma: float | None
     proposers: Sequence[int]
     voters: Sequence[int]
@@ -303,10 +306,12 @@ class RoundRecord:
         return self.accuracy is not None or self.mae is not None
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain values, in the order of the fields; R2, MAE and errors of custom code if any."""
+        """Plain values, in the order of the fields; what few rounds have, only where they do."""
         values = asdict(self)
         values["custom_errors"] = count(failure.kind for failure in self.custom_errors)
         left_out = {key for key in ("custom_errors", "honest_missing") if not values[key]}
+        if self.attack_success is None:
+            left_out.add("attack_success")
         if self.mae is None:
             left_out |= {"r2", "mae"}
         return {key: value for key, value in values.items() if key not in left_out}
@@ -324,6 +329,7 @@ def record_round(
     proposal_faults: Iterable[str],
     ballot_faults: Iterable[str],
     is_vote: bool,
+    asks_voters: bool = False,
     gamma: float | None = None,
     radius: float | None = None,
     custom_errors: Sequence[Failure] = (),
@@ -341,13 +347,14 @@ def record_round(
         decision: What was decided, and from which ballots.
         proposal_faults: Why proposals were rejected.
         ballot_faults: Why ballots are void.
-        is_vote: Whether the rule is a vote; only then were there voters.
+        is_vote: Whether the rule is a vote.
+        asks_voters: Whether it is a rule that asks voters; others have none.
         gamma: The strength of the lies, if they have one.
         radius: The radius of the bound, if there is one.
         custom_errors: What custom workers raised.
         honest_missing: How many proposals of honest custom workers were rejected.
     """
-    proposers, voters = committee.proposers, committee.voters if is_vote else ()
+    proposers, voters = committee.proposers, committee.voters if is_vote or asks_voters else ()
     liars: Mapping[str, Any] = {
         "byzantine_workers": (),
         "byzantine_proposers": None,
@@ -374,6 +381,7 @@ def record_round(
         accuracy=None,
         loss=None,
         worst_class_recall=None,
+        attack_success=None,
         gamma=gamma,
         proposers=proposers,
         voters=voters,

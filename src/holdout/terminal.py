@@ -151,8 +151,11 @@ def print_table(rows: Sequence[TableRow], title: str, *, so_far: bool = False) -
     table.add_column("rule", no_wrap=True)
     for column in ("without attack", "under attack", "drop"):
         table.add_column(column, justify="right", no_wrap=True)
+    success = any(row.attack_success is not None for row in rows)
+    if success:
+        table.add_column("success", justify="right", no_wrap=True)
     for row in rows:
-        table.add_row(*row.cells())
+        table.add_row(*row.cells(), *([row.success_text()] if success else []))
     # A rule's name is the user's: no part of it is markup.
     Console(markup=False, emoji=False).print(table)
 

@@ -7,6 +7,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.asking import called, context_of
 
 from holdout.attacks import ATTACKS, DeployedRule
 from holdout.attacks.search import GROWTH, STEP, inflate, strengths
@@ -115,9 +116,13 @@ ORACLES = {
     "monna": lambda u, h, f: max(monna_choice(u, f=f)) >= h,
 }
 CLOSED = list(ORACLES)
-BY_RUNNING = ["caf", "dnc", "signguard"]
+BY_RUNNING = ["caf", "dnc", "signguard", "zeno", "flshield"]
 BOUNDED = ["centered-clipping", "norm-bound-mean"]
-OPEN = [rule for rule in RULES if rule not in {*ORACLES, *BY_RUNNING, *BOUNDED}]
+OPEN = [rule for rule in RULES if rule not in {*ORACLES, *BY_RUNNING, *BOUNDED, "fltrust"}]
+
+
+def deployed_rule(rule, honest, copies, f):
+    return DeployedRule(RULES[rule], honest, copies, f, context=lambda: context_of(honest))
 
 
 def lies(seed, honest=13, d=40):
@@ -148,11 +153,11 @@ def test_what_the_attacker_foresees_is_what_the_rule_does(rule, seed, copies, si
 def test_a_rule_that_mixes_is_run_and_the_lie_that_carries_it_furthest_is_sent(rule, seed):
     honest, base, step = lies(seed)
     ladder = strengths(30.0)
-    found = inflate(DeployedRule(RULES[rule], honest, 3, 3), base, -step, maximum=30.0)
+    found = inflate(deployed_rule(rule, honest, 3, 3), base, -step, maximum=30.0)
 
     def reach(strength):
         lie = (base - strength * step).expand(3, -1)
-        return float((base - RULES[rule](torch.cat([honest, lie]), f=3)) @ step)
+        return float((base - called(rule)(torch.cat([honest, lie]), f=3)) @ step)
 
     reached = {strength: reach(strength) for strength in ladder}
     assert 0 < found < 30
@@ -178,7 +183,7 @@ def test_against_a_rule_that_shortens_lies_a_strength_is_sent_beyond_which_nothi
 @pytest.mark.parametrize("rule", [*CLOSED, *BY_RUNNING])
 def test_a_far_lie_is_not_selected_and_a_near_one_is(rule):
     honest, base, step = lies(0)
-    near, far = DeployedRule(RULES[rule], honest, 3, 3).selects(base, step, [0.0, 1e3])
+    near, far = deployed_rule(rule, honest, 3, 3).selects(base, step, [0.0, 1e3])
     assert near
     assert not far
 

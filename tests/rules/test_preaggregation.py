@@ -8,6 +8,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.asking import called
 
 from holdout.attacks import DeployedRule
 from holdout.attacks.search import inflate, strengths
@@ -268,10 +269,11 @@ def test_a_composed_rule_is_the_rule_over_what_the_pre_aggregation_gives(pre, ru
     # Of 31 updates 16 buckets are left, and Bulyan needs 15 with three liars.
     updates = 3 * random_updates(n=31 if pre == "bucketing" else 15)
     composed = find_rule(f"{pre}+{rule}")
-    wanted = RULES[rule](PRE_AGGREGATIONS[pre](updates, f=3), f=3)
-    assert torch.equal(composed(updates, f=3), wanted)
-    assert torch.equal(compose(pre, rule)(updates, f=3), wanted)
-    assert torch.equal(compose(PRE_AGGREGATIONS[pre], RULES[rule])(updates, f=3), wanted)
+    wanted = called(rule)(PRE_AGGREGATIONS[pre](updates, f=3), f=3)
+    assert torch.equal(called(composed)(updates, f=3), wanted)
+    assert torch.equal(called(compose(pre, rule))(updates, f=3), wanted)
+    entry = compose(PRE_AGGREGATIONS[pre], RULES[rule])
+    assert torch.equal(called(entry)(updates, f=3), wanted)
     assert composed.label == f"{PRE_AGGREGATIONS[pre].label} + {RULES[rule].label}"
 
 
@@ -326,7 +328,7 @@ def test_a_composed_rule_is_feasible_exactly_if_it_can_be_run(pre, rule, f):
     for n in range(1, 4 * f + 5):
         feasible = True
         try:
-            composed(random_updates(n=n), f=f)
+            called(composed)(random_updates(n=n), f=f)
         except InfeasibleError:
             feasible = False
         assert composed.is_feasible(n=n, f=f) == feasible, n

@@ -109,8 +109,16 @@ def dense(mixtures: Mixtures, basis: Tensor) -> list[Tensor]:
     return vectors
 
 
+Batch = tuple[Tensor, Tensor]
+"""Samples and their labels."""
+
+
 def _no_messages() -> Tensor:
     return device.empty(0, 0)
+
+
+def _no_batches() -> Sequence[Sequence[Batch]]:
+    return ()
 
 
 @dataclass(frozen=True, eq=False)
@@ -173,6 +181,8 @@ class View:
     are not joint."""
     own_messages: Callable[[], Tensor] = _no_messages
     """What the coalition's voters would send if they were honest, a row each; likewise."""
+    own_batches: Callable[[], Sequence[Sequence[Batch]]] = _no_batches
+    """For each of its proposers the mini-batches behind its honest update, one a local step."""
 
     @cached_property
     def mean(self) -> Tensor:

@@ -128,6 +128,9 @@ class DataSection(Section):
     augment: CustomName | None = None
     """Changes each batch of training, never what voters judge by or what is tested:
     "package.module:name", a function (x, y, generator) -> (x, y)."""
+    root_samples: Annotated[int, Field(ge=0)] = 0
+    """How many clean training rows the server holds for itself, for rules that ask them (`fltrust`,
+    `zeno`, a custom one); workers may hold the same rows. 0: none."""
 
 
 class ModelSection(Section):

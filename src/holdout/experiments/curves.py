@@ -122,6 +122,9 @@ class TableRow:
     """The mean over the seeds of the last R2 measured; none in a classification."""
     mae: float | None = None
     """The same of the mean absolute error."""
+    attack_success: float | None = None
+    """Of triggered test rows, the share that is misread as the attack wants it: the mean over the
+    seeds where it was last measured; none for attacks without a trigger."""
 
     @property
     def measured(self) -> float | None:
@@ -152,6 +155,10 @@ class TableRow:
         # Rounded down: only where all are missing it says so.
         return f" ({math.floor(100 * self.honest_missing)} % missing)"
 
+    def success_text(self) -> str:
+        """How often the attack succeeds, such as "97.1 %"."""
+        return "-" if self.attack_success is None else f"{100 * self.attack_success:.1f} %"
+
 
 def group(rounds: Iterable[Round]) -> list[CurveResult]:
     """The curves, the unattacked mean first, then in the order of the rounds."""
@@ -164,6 +171,16 @@ def group(rounds: Iterable[Round]) -> list[CurveResult]:
         CurveResult(rule, attack, label(rule, attack, name_attack=several), found[rule, attack])
         for rule, attack in sorted(found, key=lambda key: key != BASELINE)
     ]
+
+
+def measures_success(curves: Iterable[CurveResult]) -> bool:
+    """Whether the success of an attack was measured in any round."""
+    return any(curve.line("attack_success").rounds for curve in curves)
+
+
+def has_success(rows: Iterable[TableRow]) -> bool:
+    """Whether a table needs a column for how often the attack succeeds."""
+    return any(row.attack_success is not None for row in rows)
 
 
 def name_of(rule: str) -> str:
@@ -206,6 +223,7 @@ def _row(
 ) -> TableRow:
     measured = fmean(ends) if ends else None
     errors = _last_measured(curve, MAE_KEY)
+    successes = _last_measured(curve, "attack_success")
     lines = curve.rounds
     accepted = [
         value for line in lines if (value := _finite(line.get("byzantine_selected"))) is not None
@@ -226,6 +244,7 @@ def _row(
         r2=None if metric is ACCURACY else measured,
         mae=fmean(errors) if errors else None,
         honest_missing=curve.honest_missing,
+        attack_success=fmean(successes) if successes else None,
     )
 
 

@@ -19,8 +19,8 @@ from matplotlib.lines import Line2D
 from matplotlib.style import context
 from matplotlib.ticker import MaxNLocator
 
-from holdout.experiments.curves import NO_ATTACK, CurveResult, name_of
-from holdout.metrics import ACCURACY, Metric, metric_of
+from holdout.experiments.curves import NO_ATTACK, CurveResult, measures_success, name_of
+from holdout.metrics import ACCURACY, ATTACK_SUCCESS, Metric, metric_of
 from holdout.voting import VOTES
 
 SIZE_INCHES = (7.2, 4.0)
@@ -107,14 +107,23 @@ def looks_of_rules(panels: Sequence[Sequence[CurveResult]]) -> dict[str, Look]:
 
 
 def accuracy_png(curves: Sequence[CurveResult]) -> bytes:
-    """The accuracy, or R2, of every curve over the rounds; the same curves give the same bytes."""
+    """The accuracy, or R2, of every curve over the rounds; the same curves give the same bytes.
+
+    Where the success of an attack was measured, it is drawn below.
+    """
     metric = metric_of(line for curve in curves for line in curve.rounds)
     # The user's matplotlib settings must not change the picture.
     with context(SETTINGS):
-        figure = Figure(figsize=SIZE_INCHES, dpi=DPI, layout="constrained")
-        axes = _prepared(figure.add_subplot())
+        success = measures_success(curves)
+        size = (SIZE_INCHES[0], SIZE_INCHES[1] * (1 + success))
+        figure = Figure(figsize=size, dpi=DPI, layout="constrained")
+        axes = _prepared(figure.add_subplot(1 + success, 1, 1))
         axes.set_ylabel(metric.axis)
         drawn = _draw(axes, curves, looks(curves), metric)
+        if success:
+            below = _prepared(figure.add_subplot(2, 1, 2))
+            below.set_ylabel("attack success (%)")
+            _draw(below, curves, looks(curves), ATTACK_SUCCESS)
         if drawn:
             _add_legend(figure, curves, drawn)
         else:

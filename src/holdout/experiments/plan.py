@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from holdout import device
-from holdout.attacks import Attack
+from holdout.attacks import Attack, Triggering
 from holdout.config import Config, parse
 from holdout.custom_code import describe, guard, untouched
 from holdout.data.datasets import Dataset, Shard, dataset_from, load, standardised
@@ -19,11 +19,13 @@ from holdout.errors import ConfigError, DataError, ModelError, PluginError, User
 from holdout.experiments.plugins import Plugins
 from holdout.experiments.resolve_names import Lookups
 from holdout.experiments.sizes_fit import fit_sizes, shards_of
+from holdout.federation.root_set import draw_root
 from holdout.federation.round_setup import Curve, Federation
 from holdout.ids import WorkerId
 from holdout.learning import vector
 from holdout.learning.losses import Loss, find_loss
 from holdout.learning.models import ModelFactory, build
+from holdout.rules import Rule
 from holdout.seeds import stream
 from holdout.voting import draw_byzantine
 from holdout.workers import HonestWorker, Recipe, Worker, is_plain
@@ -66,7 +68,19 @@ class ExperimentPlan:
             y_test=dataset.y_test,
             loss=loss,
             pool=(dataset.x_train, dataset.y_train, dataset.x_test, dataset.y_test),
+            classes=dataset.classes,
+            root=draw_root(dataset.x_train, dataset.y_train, config.data.root_samples, seed=seed),
+            trigger=self._trigger,
         )
+
+    @property
+    def _trigger(self) -> Triggering | None:
+        return self.attack if isinstance(self.attack, Triggering) else None
+
+    @property
+    def attack(self) -> Attack | None:
+        """What liars do; None if nobody lies."""
+        return next((curve.act for curve, _ in self.curves if curve.act is not None), None)
 
     def _workers(
         self,
@@ -218,6 +232,21 @@ def _check_fit(plan: ExperimentPlan, problems: list[str]) -> None:
     """Check what needs the data at hand: the shards and the model must fit it."""
     config, dataset = plan.config, plan.dataset
     curve, seed = plan.curves[0]
+    if config.data.root_samples > len(dataset.y_train):
+        problems.append(
+            f"data.root_samples = {config.data.root_samples}: must be at most the "
+            f"{len(dataset.y_train)} training rows of {dataset.name}"
+        )
+    if dataset.classes is None:
+        problems.extend(
+            f"experiment.rules: {asking.rule!r} asks voters about classes; the targets of "
+            f"{dataset.name} are real-valued"
+            for asking, _ in plan.curves
+            if isinstance(asking.method, Rule) and asking.method.needs_voters
+        )
+    fits = getattr(plan.attack, "data_problems", None)
+    if fits is not None:
+        problems.extend(fits(dataset.shape, dataset.classes))
     try:
         if problems:
             model = build(plan.factory, dataset.shape, dataset.outputs, seed=0)

@@ -24,7 +24,16 @@ from holdout.experiments.agreement_table import (
     is_whole,
     network_notes,
 )
-from holdout.experiments.curves import CurveResult, Round, Series, TableRow, final_table, group
+from holdout.experiments.curves import (
+    CurveResult,
+    Round,
+    Series,
+    TableRow,
+    final_table,
+    group,
+    has_success,
+    measures_success,
+)
 from holdout.experiments.figures import accuracy_png, looks
 from holdout.experiments.headlines import cautions, headline, unfinished
 from holdout.experiments.holders import holders_html
@@ -39,6 +48,13 @@ Cells = Sequence[str]
 
 # Bounds on what goes into the page; more is thinned evenly, and the page says so.
 POINTS_MAX = 1000
+
+# What the page also holds where the attack puts a trigger on test rows.
+SUCCESS_CHART = """
+  <h3>Success of the attack on triggered rows</h3>
+  <div class="chart" id="success"></div>"""
+SUCCESS_SCRIPT = """
+chart("success", "attack success (%)", 300, true, "%{y:.1f} %");"""
 VOTE_CHARACTERS_MAX = 4_000_000
 
 
@@ -93,6 +109,7 @@ _KINDS: Mapping[str, Callable[[Any], bool]] = {
     "accuracy": _is_number_or_null,
     "r2": _is_number_or_null,
     "mae": _is_number_or_null,
+    "attack_success": _is_number_or_null,
     "gamma": _is_number_or_null,
     "byzantine_selected": _is_number_or_null,
     "quorum": _is_number_or_null,
@@ -146,6 +163,8 @@ def _page(folder: Path, run: Run, curves: Sequence[CurveResult]) -> str:
         "holders": (held := holders_html(folder)),
         "has_holders": "" if held else "hidden",
         "outcome_table": _outcome_table_html(curves),
+        "success_chart": SUCCESS_CHART if measures_success(curves) else "",
+        "success_script": SUCCESS_SCRIPT if measures_success(curves) else "",
         "config": html.escape(tomli_w.dumps(run.config)),
         "environment": _environment_html(folder),
         "has_error": "" if raised else "hidden",
@@ -194,6 +213,9 @@ def _final_table_html(rows: Sequence[TableRow], metric: Metric) -> str:
         "Byzantine updates accepted a round",
         "rounds without a step",
     ]
+    success = has_success(rows)
+    if success:
+        head.append("attack success")
     body = []
     for row in rows:
         measured = "–"
@@ -215,6 +237,7 @@ def _final_table_html(rows: Sequence[TableRow], metric: Metric) -> str:
                 *(["–" if row.mae is None else f"{row.mae:.4g}"] if errors else []),
                 "–" if accepted is None else f"{accepted:.2f}",
                 f"{row.empty_rounds:.4g}",
+                *([row.success_text()] if success else []),
             ]
         )
     return table_html(head, body)
@@ -308,6 +331,7 @@ def _environment_html(folder: Path) -> str:
 
 def _chart_lines(curves: Sequence[CurveResult], metric: Metric) -> list[dict[str, Any]]:
     """What the charts draw: each curve's look, and its quantities over the rounds."""
+    measured = measures_success(curves)
     return [
         {
             "label": curve.label,
@@ -320,6 +344,7 @@ def _chart_lines(curves: Sequence[CurveResult], metric: Metric) -> list[dict[str
             "accuracy": _points(curve.line(metric.key, scale=metric.scale)),
             "accepted": _points(curve.line("byzantine_selected")),
             "gamma": _points(curve.line("gamma")),
+            **({"success": _points(curve.line("attack_success", scale=100.0))} if measured else {}),
         }
         for curve, look in zip(curves, looks(curves), strict=True)
     ]

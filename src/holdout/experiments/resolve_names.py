@@ -16,9 +16,11 @@ from holdout.attacks import (
     ATTACKS,
     BALLOT_ATTACKS,
     MESSAGE_ATTACKS,
+    REPORT_ATTACKS,
     Attack,
     BallotAttack,
     MessageAttack,
+    ReportAttack,
 )
 from holdout.config import Config, Parsed
 from holdout.data.datasets import NAMES
@@ -202,6 +204,8 @@ class Lookups:
         for name in reversed(front):
             pre = None if found is None else self._pre_aggregation(rule, name)
             found = None if pre is None or found is None else compose(self._bind(name, pre), found)
+        if found is not None and found.needs_root:
+            self._check_root(rule)
         if found is not None and last in RULES:
             self._check_feasible(rule, found)
         return found
@@ -254,6 +258,13 @@ class Lookups:
                 f"server for comparison, {', '.join(_votes(has_server=True))}"
             )
 
+    def _check_root(self, rule: str) -> None:
+        if not self.config.data.root_samples and "data.root_samples" not in self.wrong:
+            self.problems.append(
+                f"experiment.rules = {rule!r}: asks the server's own rows; data.root_samples must "
+                "say how many it has, such as 100"
+            )
+
     def _check_feasible(self, rule: str, function: Rule) -> None:
         involved = ("proposers", "assumed_byzantine", "workers")
         if self.wrong.intersection({"federation", *(f"federation.{key}" for key in involved)}):
@@ -264,7 +275,7 @@ class Lookups:
         # Custom code is not run for this: nobody knows what it does with updates of one number.
         known = tuple(pre for pre in function.pre if not is_custom(pre.function))
         try:
-            replace(function, pre=known)(device.zeros(n, 1), f=tolerated_count(n, f))
+            replace(function, pre=known).check_feasible(rule, n=n, f=tolerated_count(n, f))
         except InfeasibleError as error:
             self.problems.append(
                 f"experiment.rules = {rule!r}: infeasible with federation.proposers = {n} and "
@@ -335,18 +346,19 @@ class Lookups:
             return None
         return made
 
-    def _ballot_attacks(self) -> tuple[BallotAttack, MessageAttack]:
-        """How liars vote: by names, and where ballots are joint. A custom function does both."""
+    def _ballot_attacks(self) -> tuple[BallotAttack, MessageAttack, ReportAttack]:
+        """How liars vote: by names, where ballots are joint, in reports. Custom ones do all."""
         if self.plugins.ballots is not None:
             custom: Any = self.plugins.ballots
-            return custom, custom
+            return custom, custom, custom
         name = self.config.attack.voters
         found = self._look_up("attack.voters", name, BALLOT_ATTACKS)
         if isinstance(found, type):
             found = self._made("attack.voters", name, found, {})
-        if name in MESSAGE_ATTACKS:
-            return BALLOT_ATTACKS[name], MESSAGE_ATTACKS[name]
-        return (found, found) if found else (BALLOT_ATTACKS["honest"], MESSAGE_ATTACKS["honest"])
+        if found is None or name in BALLOT_ATTACKS:
+            known = name if found else "honest"
+            return BALLOT_ATTACKS[known], MESSAGE_ATTACKS[known], REPORT_ATTACKS[known]
+        return found, found, found
 
     def _no_parameters(
         self, unknown: Mapping[str, Any], known: Mapping[str, Any] | None = None

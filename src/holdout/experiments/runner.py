@@ -31,7 +31,7 @@ from holdout.experiments.code_record import (
     store,
     stored,
 )
-from holdout.experiments.curves import TableRow, final_table, group
+from holdout.experiments.curves import TableRow, final_table, group, has_success
 from holdout.experiments.holders import SHARDS, shards_json
 from holdout.experiments.plan import ExperimentPlan, make_plan
 from holdout.experiments.plugins import Plugins
@@ -139,7 +139,11 @@ class Result:
 
     def _repr_html_(self) -> str:
         head = ["rule", "without attack", "under attack", "drop"]
-        return table_html(head, [row.cells() for row in self.table()])
+        rows = self.table()
+        if not has_success(rows):
+            return table_html(head, [row.cells() for row in rows])
+        body = [(*row.cells(), row.success_text()) for row in rows]
+        return table_html([*head, "attack success"], body)
 
 
 def run(

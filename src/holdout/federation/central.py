@@ -13,11 +13,13 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from holdout.custom_code import Kept, checked_copy, guard
+from holdout.custom_code import Kept, checked_copy, describe, guard
+from holdout.errors import PluginError
 from holdout.federation.coalition import Lies, as_liars_see, lie_to_server
 from holdout.federation.custom_workers import Heard, ask_to_propose, ask_to_vote, count_missing
 from holdout.federation.electorate import VoterScores, electorate_of, score_voters
 from holdout.federation.joint_ballots import JointVoters, joint_voters, kept_of, memory_of
+from holdout.federation.reports import Reporters
 from holdout.federation.round_setup import (
     Curve,
     Federation,
@@ -28,7 +30,7 @@ from holdout.federation.round_setup import (
 )
 from holdout.ids import ProposalId, WorkerId
 from holdout.joint_vote import JointMemory
-from holdout.learning.training import evaluate
+from holdout.learning.training import evaluate, share_taken_for
 from holdout.rounds import (
     AdmittedProposals,
     Decision,
@@ -182,11 +184,14 @@ def _aggregate(
 ) -> tuple[Decision, Mapping[str, Tensor]]:
     """The rule over all valid updates, and what it keeps for the next round."""
     name = f"rule {setup.curve.rule!r}"
-    context = rule_context(setup)
+    lies = [row for row, p in enumerate(admitted.valid) if p in setup.coalition]
+    voters = Reporters(setup).about(lies)
+    context = replace(rule_context(setup), voters=voters)
     f = tolerated_count(len(admitted.valid), setup.federation.config.federation.f)
     decision: Decision = guard(
         name, lambda: apply_rule(admitted, rule, f=f, context=context), rule.function
     )
+    decision = replace(decision, void_ballots=tuple(voters.void.items()))
     kept = checked_copy(name, context.state)
     if decision.outcome is not Outcome.STEP:
         return decision, kept
@@ -229,7 +234,7 @@ def _record(
     *,
     failures: Sequence[Failure],
 ) -> RoundRecord:
-    terms = setup.curve.terms
+    terms, method = setup.curve.terms, setup.curve.method
     return record_round(
         rule=setup.curve.rule,
         attack=setup.curve.attack,
@@ -241,6 +246,7 @@ def _record(
         proposal_faults=[fault.value for fault in admitted.faults.values()],
         ballot_faults=decision.ballot_faults,
         is_vote=terms is not None,
+        asks_voters=isinstance(method, Rule) and method.needs_voters,
         gamma=gamma,
         radius=state.radius if terms and terms.bound else None,
         custom_errors=failures,
@@ -273,7 +279,26 @@ def evaluate_round(
             worst_class_recall=min(recall, default=None),
             r2=result.r2,
             mae=result.mae,
+            attack_success=_attack_success(federation, state),
             outcome=record.outcome if finite else Outcome.DIVERGED,
         ),
         replace(state, diverged=state.diverged or not finite),
     )
+
+
+def _attack_success(federation: Federation, state: State) -> float | None:
+    """The share of the test rows of other classes that are taken for the target once triggered."""
+    trigger = federation.trigger
+    if trigger is None:
+        return None
+    others = federation.x_test[federation.y_test != trigger.target]
+    if not len(others):
+        return None
+    name = f"attack {federation.config.attack.name!r}"
+    rows = guard(name, lambda: trigger.put_trigger(others.clone()))
+    if not isinstance(rows, Tensor) or (rows.shape, rows.dtype) != (others.shape, others.dtype):
+        raise PluginError(
+            f"{name}: put_trigger must return float32 rows of shape {tuple(others.shape)}; "
+            f"got {describe(rows)}"
+        )
+    return share_taken_for(federation.model, state.weights, rows, trigger.target)

@@ -12,10 +12,12 @@ from torch import Tensor
 from holdout import device
 from holdout.attacks import Deployed, DeployedRule, Lie, MixedLie, View
 from holdout.custom_code import Kept, describe, guard, own_copies, untouched
+from holdout.data.datasets import Shard
 from holdout.errors import MisuseError, PluginError
 from holdout.federation.electorate import VoterScores, electorate_of, score_voters
 from holdout.federation.joint_ballots import JointVoters, memory_of
 from holdout.federation.joint_rehearsal import DeployedJointVote
+from holdout.federation.reports import Reporters
 from holdout.federation.round_setup import RoundSetup, rule_context
 from holdout.federation.vote_rehearsal import DeployedVote, ServerTally
 from holdout.ids import ProposalId, WorkerId
@@ -72,12 +74,29 @@ class Coalition:
 
     def held(self) -> tuple[Tensor, Tensor]:
         """Samples of its members and their true labels: `HELD` at most, drawn once a run."""
+        shard = self._held
+        return shard.x[shard.rows], shard.y[shard.rows]
+
+    @property
+    def root(self) -> Shard | None:
+        """What it takes for the server's own rows: as many of those that its members hold."""
+        root = self.setup.federation.root
+        return root and replace(self._held, rows=self._held.rows[: len(root.rows)])
+
+    @property
+    def _held(self) -> Shard:
         federation = self.setup.federation
         members = self.setup.honest_part(sorted(self.setup.byzantine))
         rows = torch.unique(torch.cat([member.shard.rows for member in members]))
         seed = stream(federation.seed, "held").generator_seed()
         drawn = rows[device.randperm(len(rows), generator=device.generator(seed))[:HELD]]
-        return members[0].shard.x[drawn], federation.labels[drawn]
+        return Shard(members[0].shard.x, federation.labels, drawn)
+
+    def own_batches(self) -> list[list[tuple[Tensor, Tensor]]]:
+        """The mini-batches behind its proposers' honest updates."""
+        setup = self.setup
+        liars = setup.honest_part([setup.committee.proposers[place] for place in self.copies])
+        return [liar.batches(setup.number) for liar in liars]
 
     @property
     def shown_messages(self) -> dict[str, Callable[[], Tensor]]:
@@ -165,14 +184,18 @@ def lie_to_server(
     method = setup.curve.method
     if not isinstance(method, Terms):
         ids = sorted([*coalition.guessed, *coalition.copies])
+        root, reporters = None, Reporters(setup)
+        if setup.federation.config.attack.knowledge != "omniscient":
+            root, reporters = coalition.root, replace(reporters, stand_ins=_stand_ins(setup))
         deployed = DeployedRule(
             method,
             coalition.standing,
             len(coalition.copies),
             coalition.f,
-            context=partial(rule_context, setup),
-            places=[ids.index(place) for place in coalition.copies],
+            context=partial(rule_context, setup, root),
+            places=[ids.index(copy) for copy in coalition.copies],
             tolerated=partial(tolerated_count, f=setup.federation.config.federation.f),
+            voters=reporters.about,
         )
         return tell_lies(coalition, deployed)
     if coalition.voters is not None:
@@ -222,6 +245,7 @@ def tell_lies(coalition: Coalition, deployed: Deployed) -> Lies:
         baseline=lambda rule: DeployedRule(RULES[rule], coalition.standing, count, coalition.f),
         source=stream(setup.federation.seed, "attack", setup.number),
         run_source=stream(setup.federation.seed, "attack"),
+        own_batches=cache(coalition.own_batches),
         **coalition.shown_messages,
     )
     name = f"attack {setup.curve.attack!r}"

@@ -127,11 +127,8 @@ def evaluate(
     """
     if len(x) == 0:
         raise MisuseError("an evaluation needs at least one sample; got none")
-    parameters = vector.unflatten(model, weights)
     with torch.no_grad():
-        logits = torch.cat(
-            [vector.call(model, parameters, block) for block in torch.split(x, EVALUATION_BLOCK)]
-        )
+        logits = _logits(model, weights, x)
         mean = loss(logits, y).item()
         if y.is_floating_point():
             return _regression(logits.double(), y.double(), mean)
@@ -157,6 +154,26 @@ def _regression(outputs: Tensor, y: Tensor, loss: float) -> Evaluation:
         class_recall=(),
         r2=explained.mean().item() if bool(varies.any()) else None,
         mae=(outputs - y).abs().mean().item(),
+    )
+
+
+def share_taken_for(model: nn.Module, weights: Tensor, x: Tensor, label: int) -> float:
+    """The share of the samples that the model takes for this class.
+
+    >>> model, x = nn.Linear(1, 2), torch.tensor([[-1.0], [1.0], [2.0]])
+    >>> round(share_taken_for(model, torch.tensor([-1.0, 1.0, 0.0, 0.0]), x, 1), 3)
+    0.667
+    """
+    with torch.no_grad():
+        logits = _logits(model, weights, x)
+    taken = (logits.argmax(1) == label) & logits.isfinite().all(1)
+    return taken.double().mean().item()
+
+
+def _logits(model: nn.Module, weights: Tensor, x: Tensor) -> Tensor:
+    parameters = vector.unflatten(model, weights)
+    return torch.cat(
+        [vector.call(model, parameters, block) for block in torch.split(x, EVALUATION_BLOCK)]
     )
 
 

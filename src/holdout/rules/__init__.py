@@ -11,7 +11,12 @@ something (`centered_clipping`), it does so by its context.
     mda, smea, monna                                 the best n - f rows   (subsets)
     centered_clipping, norm_bound_mean               how long they are     (norms)
     signguard                                        lengths and signs     (signs)
+    fltrust, zeno                                    the server's rows     (trust)
+    flshield                                         voters' reports       (shield)
     nnm, bucketing, clipping, arc                    updates to updates    (preaggregation)
+
+The last three rules also ask the server's own rows or the voters of the round, whom they find in
+their `RuleContext`.
 
 `RULES` and `PRE_AGGREGATIONS` are the only lists of them. `find_rule("nnm+krum")` and
 `compose("nnm", "krum")` put a pre-aggregation in front of a rule, and
@@ -38,12 +43,16 @@ from holdout.rules.rule import (
     NAMES_NOBODY,
     Needs,
     PreAggregation,
+    ReportingVoters,
+    Root,
     Rule,
     RuleContext,
 )
+from holdout.rules.shield import flshield
 from holdout.rules.signs import signguard
 from holdout.rules.subsets import mda, monna, smea
 from holdout.rules.table import PRE_AGGREGATIONS, RULES, compose, find_rule
+from holdout.rules.trust import fltrust, zeno
 
 __all__ = [
     "LEAVES_NOBODY_OUT",
@@ -52,6 +61,8 @@ __all__ = [
     "RULES",
     "Needs",
     "PreAggregation",
+    "ReportingVoters",
+    "Root",
     "Rule",
     "RuleContext",
     "arc",
@@ -63,6 +74,8 @@ __all__ = [
     "compose",
     "dnc",
     "find_rule",
+    "flshield",
+    "fltrust",
     "geometric_median",
     "krum",
     "krum_unsquared",
@@ -77,4 +90,5 @@ __all__ = [
     "signguard",
     "smea",
     "trimmed_mean",
+    "zeno",
 ]

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -35,6 +35,56 @@ Choose = Callable[..., Sequence[int]]
 the updates that the rule averages."""
 
 
+class Root(Protocol):
+    """The server's own clean rows (`data.root_samples`), as a rule may use them.
+
+    Example:
+        >>> class Pulling:
+        ...     def update(self):
+        ...         return torch.ones(2)
+        ...
+        ...     def losses(self, updates):
+        ...         return -updates.sum(dim=1, dtype=torch.float64)
+        >>> def best_of_all(updates, *, f, context):
+        ...     return updates[context.root.losses(updates).argmin()]
+        >>> from holdout import stream
+        >>> context = RuleContext(1, torch.zeros(2), 0.1, stream(0), root=Pulling())
+        >>> best_of_all(torch.tensor([[1.0, 1.0], [3.0, 0.0]]), f=0, context=context)
+        tensor([3., 0.])
+    """
+
+    def update(self) -> Tensor:
+        """What the server would itself propose by these rows, (d,)."""
+
+    def losses(self, updates: Tensor) -> Tensor:
+        """The mean loss of the rows at w - eta * u for each update u, (n,) of float64."""
+
+
+class ReportingVoters(Protocol):
+    """The voters of a round, as a rule may ask them; what liars among them say is a lie.
+
+    Example:
+        >>> class Three:
+        ...     def impacts(self, updates):
+        ...         fall = updates.double()[:, :2]
+        ...         return [fall, fall, None]
+        >>> def worst_off_class(updates, *, f, context):
+        ...     reports = [r for r in context.voters.impacts(updates) if r is not None]
+        ...     return updates[torch.stack(reports).mean(dim=0).amin(dim=1).argmax()]
+        >>> from holdout import stream
+        >>> context = RuleContext(1, torch.zeros(2), 0.1, stream(0), voters=Three())
+        >>> worst_off_class(torch.tensor([[1.0, 2.0], [9.0, 0.0]]), f=0, context=context)
+        tensor([1., 2.])
+    """
+
+    def impacts(self, updates: Tensor) -> Sequence[Tensor | None]:
+        """What each voter reports, in the order of the draw; None: nothing valid.
+
+        A report is (n, classes) of float64: how far the mean loss of the voter's rows of a class
+        falls with an update, NaN where it holds none of that class. Other numbers are finite.
+        """
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class LieLine:
     """What an attacker tries: `copies` copies of base + s * direction beside the honest updates."""
@@ -48,6 +98,8 @@ class LieLine:
     """The strengths on the way up to the strongest lie that is tried."""
     context: "Callable[[], RuleContext] | None" = None
     """Makes what a rule that takes a context gets; each is a copy."""
+    voters: "Callable[[Sequence[int]], ReportingVoters] | None" = None
+    """The voters of that context, for updates of which these are lies."""
 
     @property
     def count(self) -> int:
@@ -62,6 +114,10 @@ class LieLine:
         """What the rule gets, (n, d): the honest updates, then the copies of the lie."""
         return torch.cat([self.honest, self.at(strength).expand(self.copies, -1)])
 
+    def new_context(self) -> "RuleContext | None":
+        """What a rule that takes a context gets."""
+        return made_context(self.context, self.voters, range(len(self.honest), self.count))
+
 
 Rehearse = Callable[[LieLine], Callable[[float], bool]]
 """A line of lies -> for a strength, whether the rule selects the lie."""
@@ -75,7 +131,7 @@ NAMES_NOBODY = None
 
 @dataclass(frozen=True, slots=True)
 class Needs:
-    """How many updates a rule needs to withstand f liars.
+    """How many updates a rule needs to withstand f liars, and what else.
 
     Example:
         >>> Needs("n > 3f", lambda f: 3 * f + 1).least(2)
@@ -88,6 +144,10 @@ class Needs:
     """f -> the smallest n."""
     most: Callable[[int], int] | None = None
     """f -> the largest n, where more would be too much work; without it there is no limit."""
+    root: bool = False
+    """Whether it needs `context.root`, the server's own rows."""
+    voters: bool = False
+    """Whether it needs `context.voters`."""
 
     def allow(self, *, n: int, f: int) -> bool:
         """Whether n updates are enough, and not too many."""
@@ -114,6 +174,8 @@ class RuleContext:
         source: Random integers that only this rule draws, decided by the seed and the round.
         state: What the rule left here in the last round, at first nothing. What it holds when the
             rule returns is kept for the next round, and saved in checkpoints.
+        root: The server's own clean rows; None where `data.root_samples` is 0.
+        voters: The voters of the round, who can be asked about updates; None where there are none.
 
     Example:
         >>> def clip_to_last(updates, *, f, context):
@@ -133,6 +195,8 @@ class RuleContext:
     learning_rate: float
     source: Stream
     state: Kept = field(default_factory=dict)
+    root: Root | None = None
+    voters: ReportingVoters | None = None
 
     def generator(self) -> torch.Generator:
         """A generator for noise, decided by the seed and the round."""
@@ -187,7 +251,7 @@ class Rule:
         choose: Which updates it averages, `choose(updates, f)`, or `NAMES_NOBODY`; may take a
             `context` and the function's parameters by name.
         rehearse: How an attacker finds out whether it selects a lie, or `LEAVES_NOBODY_OUT`.
-        needs: How many updates it needs.
+        needs: How many updates it needs, and whether a root set or voters.
         pre: The pre-aggregations in front of it, first to last.
 
     Example:
@@ -254,6 +318,25 @@ class Rule:
         return rule if self.rehearse is LEAVES_NOBODY_OUT else rehearsed_by_running(rule)
 
     @property
+    def needs_updates_alone(self) -> bool:
+        """Whether it can do without the server's own rows and without voters."""
+        return not (self.needs_root or self.needs_voters)
+
+    @property
+    def needs_root(self) -> bool:
+        """Whether it, or a pre-aggregation in front of it, needs the server's own rows."""
+        return any(part.root for part in self._parts)
+
+    @property
+    def needs_voters(self) -> bool:
+        """Whether it, or a pre-aggregation in front of it, needs voters."""
+        return any(part.voters for part in self._parts)
+
+    @property
+    def _parts(self) -> list[Needs]:
+        return [self.needs, *(part.needs for part in self.pre)]
+
+    @property
     def names_proposals(self) -> bool:
         """Whether the updates it chooses are proposals as they were sent."""
         return self.choose is not NAMES_NOBODY and all(pre.keeps_rows for pre in self.pre)
@@ -269,6 +352,14 @@ class Rule:
                 return False
             n = pre.leaves(n)
         return self.needs.allow(n=n, f=f)
+
+    def check_feasible(self, name: str, *, n: int, f: int) -> None:
+        """Raise an `InfeasibleError` if n updates are not enough; `name` is what it is called."""
+        if self.needs_updates_alone:
+            self(device.zeros(n, 1), f=f)
+        elif not self.is_feasible(n=n, f=f):
+            bounds = " and ".join(dict.fromkeys(part.bound for part in self._parts))
+            raise InfeasibleError(f"{name} needs {bounds} updates; got n={n}, f={f}")
 
 
 def custom_rule(function: RuleFunction, label: str) -> Rule:
@@ -312,6 +403,18 @@ def source_of(context: RuleContext | None) -> Stream:
 def _with_those_it_takes(function: Callable[..., Any], given: Mapping[str, Any]) -> Any:
     """The function with those of the given arguments that it takes."""
     return partial(function, **{name: v for name, v in given.items() if takes(function, name)})
+
+
+def made_context(
+    make: Callable[[], RuleContext] | None,
+    voters: Callable[[Sequence[int]], ReportingVoters] | None,
+    lies: Sequence[int],
+) -> RuleContext | None:
+    """A new context whose voters know in which rows the coalition's updates stand."""
+    context = make() if make else None
+    if context is None or voters is None:
+        return context
+    return replace(context, voters=voters(lies))
 
 
 @contextmanager
@@ -403,7 +506,7 @@ def _reach_of(rule: Rule, line: LieLine) -> Callable[[float], float]:
     direction, owner = line.direction.double(), f"rule {rule.label!r}"
 
     def reach(strength: float) -> float:
-        context = line.context() if line.context else None
+        context = line.new_context()
         updates = line.updates(strength)
         try:
             result = guard(

@@ -39,6 +39,7 @@ from holdout.rules.rule import (
     put_in_front,
     rehearsed_by_running,
 )
+from holdout.rules.shield import FLSHIELD_NEEDS, flshield
 from holdout.rules.signs import signguard
 from holdout.rules.subsets import (
     SMEA_NEEDS,
@@ -52,8 +53,34 @@ from holdout.rules.subsets import (
     smea_choice,
     smea_indices,
 )
+from holdout.rules.trust import FLTRUST_NEEDS, ZENO_NEEDS, fltrust, zeno, zeno_choice
 
 T = TypeVar("T")
+
+_ASKING: Mapping[str, Rule] = {
+    "fltrust": Rule(
+        fltrust,
+        label="FLTrust",
+        choose=NAMES_NOBODY,
+        rehearse=LEAVES_NOBODY_OUT,
+        needs=FLTRUST_NEEDS,
+    ),
+    "zeno": Rule(
+        zeno,
+        label="Zeno",
+        choose=zeno_choice,
+        rehearse=LEAVES_NOBODY_OUT,
+        needs=ZENO_NEEDS,
+    ),
+    "flshield": Rule(
+        flshield,
+        label="FLShield",
+        choose=NAMES_NOBODY,
+        rehearse=LEAVES_NOBODY_OUT,
+        needs=FLSHIELD_NEEDS,
+    ),
+}
+"""Rules that look at more than the updates: the server's own rows, or what voters report."""
 
 RULES: Mapping[str, Rule] = MappingProxyType(
     {
@@ -186,6 +213,7 @@ RULES: Mapping[str, Rule] = MappingProxyType(
                 needs=HONEST_MAJORITY,
             )
         ),
+        **{name: rehearsed_by_running(rule) for name, rule in _ASKING.items()},
     }
 )
 """Every baseline rule by its name in a config; nothing else lists them."""
