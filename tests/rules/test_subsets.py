@@ -196,3 +196,35 @@ def test_a_pivot_that_is_not_there_is_refused():
         monna(random_updates(5), f=1, pivot=-1)
     with pytest.raises(InfeasibleError, match="monna needs n > pivot updates; got n=5, pivot=5"):
         monna(random_updates(5), f=1, pivot=5)
+
+
+@settings(max_examples=200)
+@given(st.integers(1, 10), st.floats(0.1, 0.7), st.integers(0, 10_000))
+def test_a_cover_is_found_exactly_if_there_is_one(n, density, seed):
+    rng = np.random.default_rng(seed)
+    pairs = [pair for pair in itertools.combinations(range(n), 2) if rng.random() < density]
+    least = next(
+        size
+        for size in range(n + 1)
+        if any(
+            all(i in chosen or j in chosen for i, j in pairs)
+            for chosen in itertools.combinations(range(n), size)
+        )
+    )
+    graph = subsets._graph(n, pairs)
+    for budget in range(n + 1):
+        cover = subsets._Search(n, budget)._cover(graph, (1 << n) - 1, budget)
+        assert (cover is not None) == (budget >= least)
+        if cover is not None:
+            assert cover.bit_count() <= budget
+            assert all(cover >> i & 1 or cover >> j & 1 for i, j in pairs)
+
+
+def test_a_vertex_of_many_edges_need_not_be_in_the_cover():
+    # A cube: the four of one colour cover it, and any vertex may be among the other four.
+    pairs = [(i, j) for i, j in itertools.combinations(range(8), 2) if (i ^ j).bit_count() == 1]
+    cover = subsets._Search(8, 4)._cover(subsets._graph(8, pairs), 255, 4)
+    assert cover in {0b10010110, 0b01101001}
+    # Two hubs that share three neighbours, each with one more: the neighbours are the cover.
+    star = [(0, 2), (0, 3), (0, 4), (1, 2), (1, 3), (1, 4), (2, 5), (3, 6), (4, 7), (5, 6), (6, 7)]
+    assert subsets._Search(8, 4)._cover(subsets._graph(8, star), 255, 4) is not None
