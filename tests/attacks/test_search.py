@@ -122,7 +122,9 @@ OPEN = [rule for rule in RULES if rule not in {*ORACLES, *BY_RUNNING, *BOUNDED, 
 
 
 def deployed_rule(rule, honest, copies, f):
-    return DeployedRule(RULES[rule], honest, copies, f, context=lambda: context_of(honest))
+    asks = not RULES[rule].needs_updates_alone
+    context = (lambda: context_of(honest)) if asks else None
+    return DeployedRule(RULES[rule], honest, copies, f, context=context)
 
 
 def lies(seed, honest=13, d=40):

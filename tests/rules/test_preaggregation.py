@@ -8,7 +8,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.asking import called
+from tests.asking import called, context_of
 
 from holdout.attacks import DeployedRule
 from holdout.attacks.search import inflate, strengths
@@ -269,7 +269,9 @@ def test_a_composed_rule_is_the_rule_over_what_the_pre_aggregation_gives(pre, ru
     # Of 31 updates 16 buckets are left, and Bulyan needs 15 with three liars.
     updates = 3 * random_updates(n=31 if pre == "bucketing" else 15)
     composed = find_rule(f"{pre}+{rule}")
-    wanted = called(rule)(PRE_AGGREGATIONS[pre](updates, f=3), f=3)
+    # A rule that asks has a context, and what is drawn at random is drawn from it.
+    context = None if RULES[rule].needs_updates_alone else context_of(updates)
+    wanted = called(rule)(PRE_AGGREGATIONS[pre](updates, f=3, context=context), f=3)
     assert torch.equal(called(composed)(updates, f=3), wanted)
     assert torch.equal(called(compose(pre, rule))(updates, f=3), wanted)
     entry = compose(PRE_AGGREGATIONS[pre], RULES[rule])

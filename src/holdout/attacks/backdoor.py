@@ -63,6 +63,8 @@ class Backdoor:
 
     Source: Gu et al., 2017, BadNets, arXiv 1708.06733; Bagdasaryan et al., 2020, arXiv 1807.00459.
 
+    Needs: images with labels, any rule, any model.
+
     Args:
         target: The class that rows with the trigger shall be taken for.
         share: The share of each mini-batch that gets the trigger.

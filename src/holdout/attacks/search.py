@@ -10,15 +10,8 @@ from holdout.attacks.view import Deployed, MixedLie
 from holdout.custom_code import guard
 from holdout.errors import InfeasibleError
 from holdout.rules import mean
-from holdout.rules.rule import (
-    LEAVES_NOBODY_OUT,
-    LieLine,
-    ReportingVoters,
-    Rule,
-    RuleContext,
-    checked_update,
-    made_context,
-)
+from holdout.rules.context import ReportingVoters, RuleContext, made_context
+from holdout.rules.rule import LEAVES_NOBODY_OUT, LieLine, Rule, checked_update
 
 STEP = 0.1
 GROWTH = 1.05

@@ -5,14 +5,13 @@ They become keyword arguments of the function, whether it is built in or the use
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar, get_type_hints
 
 from pydantic import ConfigDict, PydanticUserError, TypeAdapter, ValidationError
 
 from holdout.rules import PreAggregation, Rule
-from holdout.rules.rule import with_parameters
 
 HANDED_OVER = ("updates", "f", "context")
 """What a rule gets from the round, not from the config."""
@@ -37,10 +36,8 @@ class RuleParameters:
             # A part that several rules share is asked for several times.
             self.problems.extend(problem for problem in found if problem not in self.problems)
             return part
-        if isinstance(part, Rule):
-            return with_parameters(part, given)
-        if isinstance(part, PreAggregation):
-            return replace(part, function=partial(part.function, **given))
+        if isinstance(part, Rule | PreAggregation):
+            return part.with_parameters(**given)
         return partial(part, **given)
 
     def check_names(self, listed: Sequence[str], votes: Sequence[str]) -> None:

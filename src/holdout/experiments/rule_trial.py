@@ -6,6 +6,7 @@ the updates as they are, and keeps a state that can be saved.
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 
 import torch
@@ -15,9 +16,8 @@ from holdout import device
 from holdout.custom_code import checked_copy, guard
 from holdout.errors import InfeasibleError, PluginError
 from holdout.experiments.plan import ExperimentPlan
-from holdout.ids import RoundNumber
-from holdout.learning import vector
-from holdout.learning.models import build
+from holdout.federation.reports import Reporters
+from holdout.federation.round_setup import draw_round, first_state, rule_context
 from holdout.rules import Rule, RuleContext
 from holdout.rules.rule import PreAggregation, checked_update
 from holdout.seeds import stream
@@ -36,24 +36,19 @@ def try_rules(plan: ExperimentPlan) -> None:
     }
     if not rules:
         return
-    shape, classes = plan.dataset.shape, plan.dataset.outputs
-    first = stream(seed, "weights").generator_seed()
-    weights = vector.flatten(build(plan.factory, shape, classes, seed=first))
+    curve = next(curve for curve, _ in plan.curves if curve.rule in rules)
+    federation = plan.federation(curve, seed)
+    setup = draw_round(federation, curve, first_state(federation))
     n = plan.config.federation.proposers
     generator = device.generator(stream(seed, "trial").generator_seed())
-    updates = device.randn(n, len(weights), generator=generator)
+    updates = device.randn(n, len(setup.state.weights), generator=generator)
     for name, rule in rules.items():
         _Trial(
             f"rule {name!r}",
             rule,
             updates,
             f=tolerated_count(n, plan.config.federation.f),
-            context=lambda: RuleContext(
-                round_number=RoundNumber(1),
-                weights=weights.clone(),
-                learning_rate=plan.config.training.learning_rate,
-                source=stream(seed, "rule", 1),
-            ),
+            context=lambda: replace(rule_context(setup), voters=Reporters(setup).about([])),
         ).run()
 
 

@@ -32,22 +32,14 @@ Inf on.
 n and f that do not fit are an `InfeasibleError`; what no caller should send is a `MisuseError`.
 """
 
+from holdout.rules.context import ReportingVoters, Root, RuleContext
 from holdout.rules.coordinatewise import mean, mean_around_median, median, trimmed_mean
 from holdout.rules.covariance import caf, dnc
 from holdout.rules.distance import bulyan, krum, krum_unsquared, multi_krum
 from holdout.rules.geometric import geometric_median
 from holdout.rules.norms import centered_clipping, norm_bound_mean
 from holdout.rules.preaggregation import arc, bucketing, clipping, nnm
-from holdout.rules.rule import (
-    LEAVES_NOBODY_OUT,
-    NAMES_NOBODY,
-    Needs,
-    PreAggregation,
-    ReportingVoters,
-    Root,
-    Rule,
-    RuleContext,
-)
+from holdout.rules.rule import LEAVES_NOBODY_OUT, NAMES_NOBODY, Needs, PreAggregation, Rule
 from holdout.rules.shield import flshield
 from holdout.rules.signs import signguard
 from holdout.rules.subsets import mda, monna, smea

@@ -23,10 +23,11 @@ from torch import Tensor
 from holdout import device
 from holdout.errors import InfeasibleError, MisuseError, UserError
 from holdout.parallel import keep_blas_to_one_thread, map_runs
+from holdout.rules.context import RuleContext, source_of
 from holdout.rules.distance import Matrix, central_row, centred_gram, mean_of_rows
 from holdout.rules.geometric import combined
 from holdout.rules.norms import norms
-from holdout.rules.rule import HONEST_MAJORITY, RuleContext, admit, source_of
+from holdout.rules.rule import HONEST_MAJORITY, admit
 from holdout.seeds import Stream
 
 _PRODUCT = 1_000_000

@@ -17,9 +17,10 @@ from torch import Tensor
 from holdout import device
 from holdout.errors import MisuseError, UserError
 from holdout.parallel import keep_blas_to_one_thread, map_runs
+from holdout.rules.context import RuleContext
 from holdout.rules.distance import WORTH_A_THREAD, Matrix
 from holdout.rules.geometric import combined
-from holdout.rules.rule import HONEST_MAJORITY, RuleContext, admit
+from holdout.rules.rule import HONEST_MAJORITY, admit
 
 T = TypeVar("T")
 

@@ -11,6 +11,7 @@ from torch import Tensor
 from holdout import device
 from holdout.errors import UserError
 from holdout.parallel import map_runs, run_all
+from holdout.rules.context import RuleContext, source_of
 from holdout.rules.distance import Matrix, squared_distances
 from holdout.rules.norms import (
     check_positive,
@@ -20,7 +21,7 @@ from holdout.rules.norms import (
     norms,
     scaled,
 )
-from holdout.rules.rule import ANY_NUMBER, HONEST_MAJORITY, RuleContext, admit, source_of
+from holdout.rules.rule import ANY_NUMBER, HONEST_MAJORITY, admit
 
 CLIPPING_RADIUS = 2.0
 BUCKET_SIZE = 2

@@ -9,20 +9,18 @@ puts one in front of any rule.
 """
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from holdout import device
-from holdout.custom_code import Kept, describe, guard, takes
+from holdout.custom_code import describe, guard, takes
 from holdout.errors import InfeasibleError, MisuseError, PluginError
-from holdout.ids import RoundNumber
-from holdout.seeds import Stream, stream
+from holdout.rules.context import ReportingVoters, RuleContext, made_context, part_of
 
 RuleFunction = Callable[..., Tensor]
 """(updates (n, d), f=..., and `context=...` if it takes one) -> the update (d,) to apply."""
@@ -33,56 +31,6 @@ PreFunction = Callable[..., Tensor]
 Choose = Callable[..., Sequence[int]]
 """(updates, f, and by name what it takes of the context and the rule's parameters) -> the places of
 the updates that the rule averages."""
-
-
-class Root(Protocol):
-    """The server's own clean rows (`data.root_samples`), as a rule may use them.
-
-    Example:
-        >>> class Pulling:
-        ...     def update(self):
-        ...         return torch.ones(2)
-        ...
-        ...     def losses(self, updates):
-        ...         return -updates.sum(dim=1, dtype=torch.float64)
-        >>> def best_of_all(updates, *, f, context):
-        ...     return updates[context.root.losses(updates).argmin()]
-        >>> from holdout import stream
-        >>> context = RuleContext(1, torch.zeros(2), 0.1, stream(0), root=Pulling())
-        >>> best_of_all(torch.tensor([[1.0, 1.0], [3.0, 0.0]]), f=0, context=context)
-        tensor([3., 0.])
-    """
-
-    def update(self) -> Tensor:
-        """What the server would itself propose by these rows, (d,)."""
-
-    def losses(self, updates: Tensor) -> Tensor:
-        """The mean loss of the rows at w - eta * u for each update u, (n,) of float64."""
-
-
-class ReportingVoters(Protocol):
-    """The voters of a round, as a rule may ask them; what liars among them say is a lie.
-
-    Example:
-        >>> class Three:
-        ...     def impacts(self, updates):
-        ...         fall = updates.double()[:, :2]
-        ...         return [fall, fall, None]
-        >>> def worst_off_class(updates, *, f, context):
-        ...     reports = [r for r in context.voters.impacts(updates) if r is not None]
-        ...     return updates[torch.stack(reports).mean(dim=0).amin(dim=1).argmax()]
-        >>> from holdout import stream
-        >>> context = RuleContext(1, torch.zeros(2), 0.1, stream(0), voters=Three())
-        >>> worst_off_class(torch.tensor([[1.0, 2.0], [9.0, 0.0]]), f=0, context=context)
-        tensor([1., 2.])
-    """
-
-    def impacts(self, updates: Tensor) -> Sequence[Tensor | None]:
-        """What each voter reports, in the order of the draw; None: nothing valid.
-
-        A report is (n, classes) of float64: how far the mean loss of the voter's rows of a class
-        falls with an update, NaN where it holds none of that class. Other numbers are finite.
-        """
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -161,46 +109,6 @@ HONEST_MAJORITY = Needs("n > 2f", lambda f: 2 * f + 1)
 def as_many(n: int) -> int:
     """How many rows a pre-aggregation makes of n: as many."""
     return n
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class RuleContext:
-    """What a rule may know besides the updates.
-
-    Args:
-        round_number: The round, counted from 1.
-        weights: A copy of the current weights w_t.
-        learning_rate: The step size of this round.
-        source: Random integers that only this rule draws, decided by the seed and the round.
-        state: What the rule left here in the last round, at first nothing. What it holds when the
-            rule returns is kept for the next round, and saved in checkpoints.
-        root: The server's own clean rows; None where `data.root_samples` is 0.
-        voters: The voters of the round, who can be asked about updates; None where there are none.
-
-    Example:
-        >>> def clip_to_last(updates, *, f, context):
-        ...     centre = context.state.get("last", torch.zeros(updates.shape[1]))
-        ...     away = updates - centre
-        ...     short = away / away.norm(dim=1, keepdim=True).clamp(min=1.0)
-        ...     context.state["last"] = centre + short.mean(dim=0)
-        ...     return context.state["last"]
-        >>> from holdout import stream
-        >>> context = RuleContext(1, torch.zeros(2), 0.1, stream(0), {"last": torch.ones(2)})
-        >>> clip_to_last(torch.tensor([[1.0, 1.0], [1.0, 5.0]]), f=0, context=context)
-        tensor([1.0000, 1.5000])
-    """
-
-    round_number: RoundNumber
-    weights: Tensor
-    learning_rate: float
-    source: Stream
-    state: Kept = field(default_factory=dict)
-    root: Root | None = None
-    voters: ReportingVoters | None = None
-
-    def generator(self) -> torch.Generator:
-        """A generator for noise, decided by the seed and the round."""
-        return device.generator(self.source.generator_seed())
 
 
 @dataclass(frozen=True, slots=True)
@@ -288,13 +196,13 @@ class Rule:
     def prepare(self, updates: Tensor, *, f: int, context: RuleContext | None = None) -> Tensor:
         """The updates after the pre-aggregations."""
         for place, pre in enumerate(self.pre):
-            with _part_of(context, f"pre{place}/") as own:
+            with part_of(context, f"pre{place}/") as own:
                 updates = pre(updates, f=f, context=own)
         return updates
 
     def finish(self, updates: Tensor, *, f: int, context: RuleContext | None = None) -> Tensor:
         """The update to apply, from updates that the pre-aggregations have prepared."""
-        with _part_of(context, "rule/" if self.pre else "") as own:
+        with part_of(context, "rule/" if self.pre else "") as own:
             return call(self.function, updates, f=f, context=own)
 
     def choice(
@@ -303,7 +211,7 @@ class Rule:
         """The places of the prepared updates that a rule with a `choose` averages."""
         if self.choose is None:
             raise MisuseError(f"{self.label} names no updates")
-        with _part_of(context, "rule/" if self.pre else "") as own:
+        with part_of(context, "rule/" if self.pre else "") as own:
             extra = {"context": own} if takes(self.choose, "context") else {}
             return self.choose(updates, f, **extra)
 
@@ -370,15 +278,6 @@ def custom_rule(function: RuleFunction, label: str) -> Rule:
     return replace(rule, rehearse=partial(_rehearse_by_following, rule))
 
 
-def with_parameters(rule: Rule, given: Mapping[str, object]) -> Rule:
-    """The rule with parameters of its function set.
-
-    Whom it chooses, and when it selects a lie, then follows from running it.
-    """
-    bound = replace(rule, function=partial(rule.function, **given), choose=NAMES_NOBODY)
-    return bound if rule.rehearse is LEAVES_NOBODY_OUT else rehearsed_by_running(bound)
-
-
 def checked_update(owner: str, update: object, shape: torch.Size) -> Tensor:
     """What a rule returned, once it is known to be an update."""
     if not isinstance(update, Tensor) or update.shape != shape or not update.is_floating_point():
@@ -395,42 +294,9 @@ def call(function: Callable[..., Tensor], updates: Tensor, *, f: int, context: A
     return function(updates, f=f)
 
 
-def source_of(context: RuleContext | None) -> Stream:
-    """Where a rule draws from; without a context, from the same integers every time."""
-    return stream(0, "rule") if context is None else context.source
-
-
 def _with_those_it_takes(function: Callable[..., Any], given: Mapping[str, Any]) -> Any:
     """The function with those of the given arguments that it takes."""
     return partial(function, **{name: v for name, v in given.items() if takes(function, name)})
-
-
-def made_context(
-    make: Callable[[], RuleContext] | None,
-    voters: Callable[[Sequence[int]], ReportingVoters] | None,
-    lies: Sequence[int],
-) -> RuleContext | None:
-    """A new context whose voters know in which rows the coalition's updates stand."""
-    context = make() if make else None
-    if context is None or voters is None:
-        return context
-    return replace(context, voters=voters(lies))
-
-
-@contextmanager
-def _part_of(context: RuleContext | None, prefix: str) -> Iterator[RuleContext | None]:
-    """The context for one part of a composed rule: of the state, it sees only what it keeps."""
-    if context is None or not prefix:
-        yield context
-        return
-    state: dict[Any, Tensor] = context.state
-    mine = [name for name in state if isinstance(name, str) and name.startswith(prefix)]
-    own: dict[Any, Tensor] = {name.removeprefix(prefix): state.pop(name) for name in mine}
-    try:
-        yield replace(context, state=own)
-    finally:
-        # A name that is not a string stays what it is, to be refused with the state.
-        state.update({prefix + n if isinstance(n, str) else n: t for n, t in own.items()})
 
 
 def put_in_front(pre: PreAggregation, rule: Rule) -> Rule:

@@ -28,7 +28,8 @@ from torch import Tensor
 from holdout import device
 from holdout.errors import InfeasibleError, MisuseError
 from holdout.parallel import keep_blas_to_one_thread
-from holdout.rules.rule import Needs, RuleContext, admit
+from holdout.rules.context import RuleContext
+from holdout.rules.rule import Needs, admit
 from holdout.rules.trust import Rows, finite_rows, lengths_of
 
 Reports = npt.NDArray[np.float64]

@@ -12,10 +12,11 @@ from torch import Tensor
 
 from holdout import device
 from holdout.errors import UserError
+from holdout.rules.context import RuleContext, source_of
 from holdout.rules.covariance import draw_coordinates
 from holdout.rules.distance import Matrix
 from holdout.rules.norms import check_positive, clip_scales, norms, weighted_sum
-from holdout.rules.rule import HONEST_MAJORITY, RuleContext, admit, source_of
+from holdout.rules.rule import HONEST_MAJORITY, admit
 
 STEPS_MAX = 300
 """Steps of the mean shift, after which points are taken as they are."""

@@ -14,8 +14,9 @@ from torch import Tensor
 from holdout import device
 from holdout.errors import InfeasibleError, MisuseError
 from holdout.parallel import keep_blas_to_one_thread
+from holdout.rules.context import Root, RuleContext
 from holdout.rules.coordinatewise import mean
-from holdout.rules.rule import Needs, Root, RuleContext, admit
+from holdout.rules.rule import Needs, admit
 
 Rows = npt.NDArray[np.float64]
 
