@@ -327,7 +327,7 @@ def summarise(
         "schema": SCHEMA,
         "config": config,
         "environment": environment,
-        "curves": [_summarise_curve(key, lines, config) for key, lines in curves.items()],
+        "curves": [_summarise_curve(key, lines) for key, lines in curves.items()],
         "notes": list(notes),
     }
 
@@ -338,10 +338,9 @@ def count_errors(rounds: Sequence[Mapping[str, Any]]) -> int:
 
 
 def _summarise_curve(
-    key: tuple[str, str, int], lines: Sequence[Mapping[str, Any]], config: Mapping[str, Any]
+    key: tuple[str, str, int], lines: Sequence[Mapping[str, Any]]
 ) -> dict[str, Any]:
     rule, attack, seed = key
-    stopped = len(lines) < config.get("experiment", {}).get("rounds", 0)
     accuracies = [line["accuracy"] for line in lines if line["accuracy"] is not None]
     return {
         "rule": rule,
@@ -350,9 +349,7 @@ def _summarise_curve(
         "rounds": len(lines),
         "final_accuracy": accuracies[-1] if accuracies else None,
         "best_accuracy": max(accuracies, default=None),
-        "outcome": "diverged"
-        if lines[-1]["outcome"] == "diverged"
-        else ("stopped" if stopped else "completed"),
+        "outcome": "diverged" if lines[-1]["outcome"] == "diverged" else "completed",
         "empty_rounds": sum(line["outcome"] not in MOVED for line in lines),
         "seconds": round(sum(line["seconds"] for line in lines), 3),
     }
