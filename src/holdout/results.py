@@ -329,7 +329,7 @@ def summarise(
         "schema": SCHEMA,
         "config": config,
         "environment": environment,
-        "curves": [_summarise_curve(key, lines, config) for key, lines in curves.items()],
+        "curves": [_summarise_curve(key, lines) for key, lines in curves.items()],
         "notes": list(notes),
     }
 
@@ -340,10 +340,9 @@ def count_errors(rounds: Sequence[Mapping[str, Any]]) -> int:
 
 
 def _summarise_curve(
-    key: tuple[str, str, int], lines: Sequence[Mapping[str, Any]], config: Mapping[str, Any]
+    key: tuple[str, str, int], lines: Sequence[Mapping[str, Any]]
 ) -> dict[str, Any]:
     rule, attack, seed = key
-    stopped = len(lines) < config.get("experiment", {}).get("rounds", 0)
     metric = metric_of(lines)
     values = [line[metric.key] for line in lines if line.get(metric.key) is not None]
     successes = [line["attack_success"] for line in lines if line.get("attack_success") is not None]
@@ -355,9 +354,7 @@ def _summarise_curve(
         f"final_{metric.key}": values[-1] if values else None,
         f"best_{metric.key}": max(values, default=None),
         **({"final_attack_success": successes[-1]} if successes else {}),
-        "outcome": "diverged"
-        if lines[-1]["outcome"] == "diverged"
-        else ("stopped" if stopped else "completed"),
+        "outcome": "diverged" if lines[-1]["outcome"] == "diverged" else "completed",
         "empty_rounds": sum(line["outcome"] not in MOVED for line in lines),
         "seconds": round(sum(line["seconds"] for line in lines), 3),
     }

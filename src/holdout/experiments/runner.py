@@ -436,6 +436,10 @@ def finish(
     summary = results.summarise(
         rounds, config=config, environment=environment(plan.config, threads=threads), notes=notes
     )
+    for curve in summary["curves"]:
+        # Only custom code that raises ends a run, and writes its summary, inside a curve.
+        if curve["outcome"] == "completed" and curve["rounds"] < plan.config.experiment.rounds:
+            curve["outcome"] = "stopped"
     if error is not None:
         summary["custom_errors"] = {"count": results.count_errors(rounds), "first": error}
     if sources:
