@@ -100,7 +100,7 @@ def test_all_mistakes_are_told_at_once():
         ({"rule": "bulyan", "num_proposers": 10}, "bulyan needs"),
         (
             {"rule": "nmn+krum"},
-            'must be one of .*, with "nnm\\+" or "clipping\\+" or "bucketing\\+" or "arc\\+" in front',
+            'must be one of .*, with "nnm\\+" or "clipping\\+" or "bucketing\\+" or "arc\\+" in ',
         ),
         ({"rule": "nnm+krum", "num_proposers": 4}, "krum needs n > 2f"),
     ],
