@@ -171,8 +171,16 @@ def test_labels_and_real_targets_are_not_confused():
     assert "training.loss = 'mse': needs real-valued targets; the data has labels" in problem(
         dataset, "mse"
     )
+    digits = values(data={"name": "mnist-5k"}, training={"loss": "mse"})
     with pytest.raises(DataError, match="its labels are classes"):
-        run(values(data={"name": "mnist-5k"}, training={"loss": "mse"}))
+        run(digits)
+    digits["federation"]["proposers"] = 99
+    with pytest.raises(ConfigError) as caught:
+        run(digits)
+    assert [problem.partition(" = ")[0] for problem in caught.value.problems] == [
+        "federation.proposers + federation.voters",
+        "data.name",
+    ]
 
 
 def test_an_epoch_is_a_pass_over_all_rows_in_another_order_each_time():
