@@ -60,8 +60,7 @@ redraw_until_honest_majority = false
 [vote]
 samples = 2000
 screen = true
-memory = 0.8
-reach = 1.5
+memory = 0.9
 gate = "median"
 quorum = "majority"
 bound = true

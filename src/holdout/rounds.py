@@ -47,8 +47,6 @@ class Outcome(StrEnum):
     STEP = "step"
     EMPTY_SELECTION = "empty-selection"
     """No proposal reached the quorum."""
-    DISAGREEMENT = "disagreement"
-    """The mean of the proposals does not go along the holdout direction of the voters."""
     NO_PROPOSALS = "no-proposals"
     """Nothing valid was proposed."""
     TOO_FEW_BALLOTS = "too-few-ballots"
@@ -205,11 +203,9 @@ def conclude_joint(
     messages = [ballot.update for ballot in ballots.valid.values()]
     found = decide_jointly(updates, messages, terms=terms, memory=memory)
     weights = {p: weight for p, weight in zip(ids, found.weights, strict=True) if weight > 0}
-    if found.update is None:
-        weights = {}
     count = terms.approve_count(len(ids))
     decision = Decision(
-        outcome=Outcome.DISAGREEMENT if found.update is None else Outcome.STEP,
+        outcome=Outcome.STEP,
         update=found.update,
         selection=tuple(weights),
         ballots={

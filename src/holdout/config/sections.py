@@ -217,11 +217,8 @@ class VoteSection(Section):
     give none: 2000, or what the largest shard allows. A voter that holds fewer takes all."""
     screen: bool = True
     """For `holdout`: lies that agree with each other more than honest updates do lose weight."""
-    memory: Annotated[float, Field(ge=0, lt=1)] = 0.8
+    memory: Annotated[float, Field(ge=0, lt=1)] = 0.9
     """For `holdout`: the share of the last round's holdout direction in the next."""
-    reach: Annotated[float, Field(ge=0)] = 1.5
-    """For `holdout`: how far a step may go across the holdout direction, for each unit of length
-    along it; 0: no limit."""
     gate: Literal["median", "zero", "none"] = "median"
     """What an approved update must pass: `holdout.voting.Gate`. Like the keys below it is for
     ballots that name proposals: the rule `holdout-1` and, without a server, `holdout`.

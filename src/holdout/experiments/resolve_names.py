@@ -50,7 +50,7 @@ def terms_of(config: Config, rule: str) -> Terms:
     if terms.is_joint:
         if config.federation.mode != "decentralized":
             vote = config.vote
-            return replace(terms, screen=vote.screen, memory=vote.memory, reach=vote.reach)
+            return replace(terms, screen=vote.screen, memory=vote.memory)
         # Without a server ballots are small signed messages, which name proposals. Judged to first
         # order they cost a voter one gradient, as joint ballots do.
         terms, first_order = Terms(terms.f), True

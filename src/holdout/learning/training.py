@@ -6,7 +6,10 @@ same to rounding.
 """
 
 from collections.abc import Sequence
+from contextlib import suppress
+from copy import deepcopy
 from dataclasses import dataclass
+from queue import SimpleQueue
 
 import torch
 from torch import Tensor, nn
@@ -160,12 +163,34 @@ def _regression(outputs: Tensor, y: Tensor, loss: float) -> Evaluation:
 def _call_gradients(
     model: nn.Module, weights: Tensor, batches: Sequence[Batch], rows: Tensor, loss: Loss
 ) -> None:
-    """The gradients of a model that can only be called as a whole."""
-    for (x, y), row in zip(batches, rows, strict=True):
-        leaf = weights.clone().requires_grad_()
-        with torch.enable_grad():
-            logits = vector.call(model, vector.unflatten(model, leaf), x)
-            (row[:],) = torch.autograd.grad(loss(logits, y), leaf)
+    """The gradients of a model that can only be called as a whole, each on one thread."""
+    idle = _copies(model, min(torch.get_num_threads(), len(batches)))
+
+    def fill(place: int) -> None:
+        (x, y), row, own = batches[place], rows[place], idle.get()
+        try:
+            leaf = weights.clone().requires_grad_()
+            with torch.enable_grad():
+                logits = vector.call(own, vector.unflatten(own, leaf), x)
+                (row[:],) = torch.autograd.grad(loss(logits, y), leaf)
+        finally:
+            idle.put(own)
+
+    parallel.run_all(fill, range(len(batches)))
+
+
+def _copies(model: nn.Module, count: int) -> SimpleQueue[nn.Module]:
+    """A model for each thread, since a call puts its weights into the model for as long as it runs.
+
+    They share the weights that they were made with, which no call uses. A model that cannot be
+    copied is used by one thread at a time.
+    """
+    copies: SimpleQueue[nn.Module] = SimpleQueue()
+    copies.put(model)
+    for _ in range(count - 1):
+        with suppress(Exception):
+            copies.put(deepcopy(model, {id(own): own for own in model.parameters()}))
+    return copies
 
 
 def _flat_gradients(

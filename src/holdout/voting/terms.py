@@ -64,11 +64,8 @@ class Terms:
     """Score update g by -<g, gradient of the voter's loss> instead of its loss (Proposition 1)."""
     screen: bool = True
     """Joint ballots only: whether lies that agree with each other too much lose weight."""
-    memory: float = 0.8
+    memory: float = 0.9
     """Joint ballots only: the share of the last holdout direction in the next."""
-    reach: float = 1.5
-    """Joint ballots only: the part of a step across the holdout direction is at most so many times
-    the part along it; 0: no limit."""
 
     @classmethod
     def paper(cls, f: Fraction) -> Self:
