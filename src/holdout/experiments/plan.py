@@ -166,7 +166,11 @@ def _more_problems(config: Config, plugins: Plugins, known: Sequence[str]) -> li
         return []
     try:
         _, found = fit_sizes(config, _load(config, plugins))
-    except UserError:  # It is not why the run cannot start, and may come of a mistake named above.
+    except ConfigError as error:
+        found = list(error.problems)
+    except DataError as error:
+        found = [f"data.name = {data.name!r}: {error}"]
+    except UserError:  # Custom code may fail because of a mistake that is named above.
         return []
     keys = {problem.partition(" = ")[0] for problem in known}
     return [problem for problem in found if problem.partition(" = ")[0] not in keys]
