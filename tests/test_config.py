@@ -22,6 +22,7 @@ rules = ["mean", "trimmed-mean", "krum", "holdout-paper", "holdout"]
 rounds = 100
 seeds = [0]
 evaluate_every = 5
+save_every = 0
 baseline = true
 threads = 0
 [data]

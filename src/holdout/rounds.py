@@ -274,6 +274,8 @@ class RoundRecord:
     accuracy: float | None
     loss: float | None
     worst_class_recall: float | None
+    initial: Mapping[str, float | None] | None
+    """In round 1: the same three of the initial weights."""
     gamma: float | None
     proposers: Sequence[int]
     voters: Sequence[int]
@@ -294,8 +296,9 @@ class RoundRecord:
     seconds: float
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain values, in the order of the fields."""
-        return asdict(self)
+        """Plain values, in the order of the fields; without `initial` where there is none."""
+        values = asdict(self)
+        return {k: v for k, v in values.items() if k != "initial" or v is not None}
 
 
 def record_round(
@@ -356,6 +359,7 @@ def record_round(
         accuracy=None,
         loss=None,
         worst_class_recall=None,
+        initial=None,
         gamma=gamma,
         proposers=proposers,
         voters=voters,

@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable, Sequence
 
 from holdout import __version__
-from holdout.commands import plan, report, reproduce, run, shared, simulate
+from holdout.commands import export, plan, report, reproduce, run, shared, simulate
 from holdout.errors import UserError
 from holdout.node.commands import add_commands as add_node_commands
 
@@ -20,6 +20,7 @@ COMMANDS: Sequence[Callable[[shared.Subparsers], None]] = (
     run.add_command,
     reproduce.add_command,
     report.add_command,
+    export.add_command,
     plan.add_command,
     simulate.add_command,
     add_node_commands,

@@ -6,7 +6,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from holdout.commands.shared import Subparsers, add_settings, explain_resuming, print_note
+from holdout.commands.shared import Subparsers, add_settings, count, explain_resuming, print_note
 
 
 def add_command(commands: Subparsers) -> None:
@@ -24,7 +24,15 @@ def add_command(commands: Subparsers) -> None:
         "--out", type=Path, metavar="DIR", help="run folder (default: runs/NAME, -2, -3, ...)"
     )
     parser.add_argument(
-        "--resume", action="store_true", help="continue an interrupted run of the same config"
+        "--resume",
+        action="store_true",
+        help="go on with a run, interrupted or finished; --set may add rounds, rules and seeds",
+    )
+    parser.add_argument(
+        "--save-every",
+        type=count,
+        metavar="N",
+        help="also keep the model of every N-th round (experiment.save_every)",
     )
     parser.set_defaults(run=_run)
 
@@ -44,7 +52,10 @@ def _run(options: argparse.Namespace) -> None:
         values = results.read_config(folder)
     else:
         values = demo_values()
-    values = config.apply_settings(values, options.settings)
+    settings = list(options.settings)
+    if options.save_every is not None:
+        settings.append(f"experiment.save_every={options.save_every}")
+    values = config.apply_settings(values, settings)
     # Mistakes are reported by the run, together with those that only it can find.
     name = config.parse(values).config.experiment.name
     if folder is None:

@@ -312,6 +312,7 @@ def with_defaults(values: dict[str, Any], *, like: Mapping[str, Any]) -> dict[st
         return values
     defaults = parsed.config.as_dict()
     return {
-        section: {k: v for k, v in defaults[section].items() if k in like.get(section, {})} | keys
-        for section, keys in values.items()
+        section: {k: v for k, v in defaults[section].items() if k in like.get(section, {})}
+        | values.get(section, {})
+        for section in {**values, **like}
     }

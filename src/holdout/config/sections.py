@@ -84,7 +84,10 @@ class ExperimentSection(Section):
     seeds: Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1)] = [0]
     """Every seed draws different liars, shards, committees and initial weights."""
     evaluate_every: Count = 5
-    """After how many rounds test accuracy is measured; it always is after the last one."""
+    """After how many rounds test accuracy is measured; it always is before the first round and
+    after the last one."""
+    save_every: Annotated[int, Field(ge=0)] = 0
+    """After how many rounds the model is kept, besides the final one; 0: the final one alone."""
     baseline: bool = True
     """Also run the mean without attack, the upper bound."""
     threads: Annotated[int, Field(ge=0, le=1024)] = 0

@@ -9,14 +9,11 @@ from dataclasses import dataclass
 from statistics import fmean, stdev
 from typing import Any
 
-from holdout.results import MOVED
+from holdout.curve_rows import BASELINE, INITIAL, MEASURED, MOVED, NO_ATTACK
 from holdout.rules import find_rule
 from holdout.voting import VOTES
 
 Round = Mapping[str, Any]
-
-NO_ATTACK = "none"
-BASELINE = ("mean", NO_ATTACK)
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,9 +51,15 @@ class CurveResult:
         return sum(lines[-1].get("outcome") == "diverged" for lines in self.seeds.values())
 
     def line(self, key: str, *, scale: float = 1.0) -> Series:
-        """What the rounds hold under a key, over the seeds; rounds without it are left out."""
+        """What the rounds hold under a key, over the seeds; rounds without it are left out.
+
+        What was measured before the first step is round 0.
+        """
         found: dict[int, list[float]] = {}
         for record in self.rounds:
+            initial = record.get(INITIAL) if key in MEASURED else None
+            if initial is not None and (value := _finite(initial.get(key))) is not None:
+                found.setdefault(0, []).append(scale * value)
             if (value := _finite(record.get(key))) is not None:
                 found.setdefault(record["round"], []).append(scale * value)
         rounds = sorted(found)

@@ -1,10 +1,11 @@
-"""The figure for a paper: test accuracy over the rounds, as PNG bytes; and how curves look.
+"""Figures for a paper: what was measured over the rounds, as PNG bytes; and how curves look.
 
 The colours are Okabe and Ito's, which the colour-blind can tell apart; in grey, dashes and markers
 differ. HoldOut has the same look in every figure, and the unattacked mean is dashed black.
 """
 
 import io
+import math
 import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -16,9 +17,10 @@ from matplotlib.figure import Figure
 from matplotlib.font_manager import findfont, get_font
 from matplotlib.lines import Line2D
 from matplotlib.style import context
-from matplotlib.ticker import MaxNLocator
+from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator
 
-from holdout.experiments.curves import NO_ATTACK, CurveResult, name_of
+from holdout.curve_rows import NO_ATTACK
+from holdout.experiments.curves import CurveResult, name_of
 from holdout.voting import VOTES
 
 SIZE_INCHES = (7.2, 4.0)
@@ -104,16 +106,36 @@ def looks_of_rules(panels: Sequence[Sequence[CurveResult]]) -> dict[str, Look]:
     return dict(zip(rules, looks(list(rules.values())), strict=True))
 
 
-def accuracy_png(curves: Sequence[CurveResult]) -> bytes:
-    """The accuracy of every curve over the rounds; the same curves give the same bytes."""
+@dataclass(frozen=True, slots=True)
+class Quantity:
+    """Something measured over the rounds, and how it is drawn."""
+
+    key: str
+    """The field of a round's line."""
+    label: str
+    scale: float = 1.0
+    highest: float | None = None
+    """The end of the scale; None: there is none, and the axis is logarithmic where values differ
+    by more than `RATIO_MAX`."""
+    best_is_high: bool = True
+
+
+ACCURACY = Quantity("accuracy", "test accuracy (%)", 100.0, 100.0)
+WORST_CLASS_RECALL = Quantity("worst_class_recall", "recall of the worst class (%)", 100.0, 100.0)
+LOSS = Quantity("loss", "test loss", best_is_high=False)
+RATIO_MAX = 30.0
+
+
+def quantity_png(curves: Sequence[CurveResult], quantity: Quantity) -> bytes:
+    """A quantity of every curve over the rounds; the same curves give the same bytes."""
     # The user's matplotlib settings must not change the picture.
     with context(SETTINGS):
         figure = Figure(figsize=SIZE_INCHES, dpi=DPI, layout="constrained")
         axes = _prepared(figure.add_subplot())
-        axes.set_ylabel("test accuracy (%)")
-        drawn = _draw(axes, curves, looks(curves))
+        axes.set_ylabel(quantity.label)
+        drawn = _draw(axes, curves, looks(curves), quantity)
         if drawn:
-            _add_legend(figure, curves, drawn)
+            _add_legend(figure, curves, drawn, best_is_high=quantity.best_is_high)
         else:
             axes.set(xlim=(0, 1), ylim=(0, 100), xticks=[])
             axes.text(0.5, 50, "no round was evaluated", ha="center", va="center", color="#5F6B7A")
@@ -139,7 +161,7 @@ def panels_png(panels: Sequence[tuple[str, Sequence[CurveResult]]]) -> bytes:
                 look if curve.is_baseline else by_rule.get(curve.rule, look)
                 for curve, look in zip(shown, looks(shown), strict=True)
             ]
-            entries |= {entry[1]: entry for entry in _draw(axes, shown, chosen)}
+            entries |= {entry[1]: entry for entry in _draw(axes, shown, chosen, ACCURACY)}
         if entries:
             _add_legend(figure, [c for _, curves in panels for c in curves], list(entries.values()))
         return _png(figure)
@@ -162,13 +184,13 @@ def _png(figure: Figure) -> bytes:
 
 
 def _draw(
-    axes: Axes, curves: Sequence[CurveResult], chosen: Sequence[Look]
+    axes: Axes, curves: Sequence[CurveResult], chosen: Sequence[Look], quantity: Quantity
 ) -> list[tuple[float, str, Line2D]]:
-    """Draw the curves; the final accuracy, label and line of each that has a measured round."""
+    """Draw the curves; the final value, label and line of each that has a measured round."""
     drawn = []
-    rounds_max, low, high = 1, 100.0, 0.0
+    rounds_max, low, high = 1, math.inf, 0.0
     for place, (curve, look) in enumerate(zip(curves, chosen, strict=True)):
-        line = curve.line("accuracy", scale=100.0)
+        line = curve.line(quantity.key, scale=quantity.scale)
         if not line.rounds:
             continue
         # HoldOut and the upper bound lie on top, where curves coincide.
@@ -195,18 +217,35 @@ def _draw(
         rounds_max = max(rounds_max, line.rounds[-1])
         low, high = min(low, *line.low), max(high, *line.high)
     if drawn:
-        margin = max(2.0, 0.05 * (high - low))
-        axes.set_ylim(max(0.0, low - margin), min(100.5, high + margin))
+        _set_scale(axes, quantity, low, high)
         axes.set_xlim(0, rounds_max * 1.015)
         axes.xaxis.set_major_locator(MaxNLocator("auto", integer=True, steps=[1, 2, 5, 10]))
     return drawn
 
 
+def _set_scale(axes: Axes, quantity: Quantity, low: float, high: float) -> None:
+    """Show all values; a curve that diverges must not flatten the others."""
+    if quantity.highest is not None:
+        margin = max(0.02 * quantity.highest, 0.05 * (high - low))
+        axes.set_ylim(max(0.0, low - margin), min(1.005 * quantity.highest, high + margin))
+    elif low > 0 and high > RATIO_MAX * low:
+        axes.set_yscale("log")
+        # In powers of ten, so that huge losses leave the axis readable.
+        axes.yaxis.set_major_locator(LogLocator(numticks=8))
+        axes.yaxis.set_minor_locator(NullLocator())
+    else:
+        axes.set_ylim(0.0, 1.05 * high or 1.0)
+
+
 def _add_legend(
-    figure: Figure, curves: Sequence[CurveResult], drawn: Sequence[tuple[float, str, Line2D]]
+    figure: Figure,
+    curves: Sequence[CurveResult],
+    drawn: Sequence[tuple[float, str, Line2D]],
+    *,
+    best_is_high: bool = True,
 ) -> None:
     """Beside the axes, where it hides nothing, in the order in which the curves end."""
-    ordered = sorted(drawn, key=lambda entry: -entry[0])
+    ordered = sorted(drawn, key=lambda entry: entry[0], reverse=best_is_high)
     counts = [len(curve.seeds) for curve in curves]
     seeds = " to ".join(map(str, sorted({min(counts), max(counts)})))
     legend = figure.legend(

@@ -11,6 +11,7 @@ from torch import Tensor
 from holdout import device
 from holdout.attacks import Attack
 from holdout.config import Config, parse
+from holdout.curve_rows import CurveKey
 from holdout.custom_code import describe
 from holdout.data.datasets import Dataset, Shard, dataset_from, load, standardised
 from holdout.data.partitions import partition
@@ -36,6 +37,11 @@ class ExperimentPlan:
     plugins: Plugins
     factory: ModelFactory
     dataset: Dataset
+
+    @property
+    def keys(self) -> list[CurveKey]:
+        """What tells each of the curves from the others."""
+        return [CurveKey(curve.rule, curve.attack, seed) for curve, seed in self.curves]
 
     def federation(self, curve: Curve, seed: int) -> Federation:
         """Shards, liars and initial weights of a seed."""

@@ -1,4 +1,4 @@
-"""The report of a run, from its folder alone: `accuracy.png` for a paper, `report.html` to explore.
+"""The report of a run, from its folder alone: pictures for a paper, `report.html` to explore.
 
 The page is one file that works offline. Tables and words are made here; the charts and the heat
 map of the votes are drawn in the reader's browser, by the script in `report_template.html`, from
@@ -17,6 +17,7 @@ from typing import Any
 import tomli_w
 from plotly.offline import get_plotlyjs
 
+from holdout.curve_rows import INITIAL
 from holdout.errors import RunFolderError
 from holdout.experiments.agreement_table import (
     agreement_table,
@@ -25,11 +26,12 @@ from holdout.experiments.agreement_table import (
     network_notes,
 )
 from holdout.experiments.curves import CurveResult, Round, Series, TableRow, final_table, group
-from holdout.experiments.figures import accuracy_png, looks
+from holdout.experiments.figures import ACCURACY, LOSS, WORST_CLASS_RECALL, looks, quantity_png
 from holdout.experiments.headlines import cautions, headline, percent, unfinished
 from holdout.results import ROUNDS, SUMMARY, Run, jsonable, read_run, write_atomic
 
-FIGURE, PAGE = "accuracy.png", "report.html"
+PAGE = "report.html"
+FIGURES = (ACCURACY, LOSS, WORST_CLASS_RECALL)
 Cells = Sequence[str]
 
 # Bounds on what goes into the page; more is thinned evenly, and the page says so.
@@ -38,11 +40,12 @@ VOTE_CHARACTERS_MAX = 4_000_000
 
 
 def write_report(folder: Path) -> Path:
-    """Write `accuracy.png` and `report.html` into a run folder; the path of the page."""
+    """Write a picture of each of `FIGURES` and `report.html` into a run folder; the page's path."""
     run = read_run(folder)
     _check(folder, run)
     curves = group(run.rows)
-    write_atomic(folder / FIGURE, accuracy_png(curves))
+    for quantity in FIGURES:
+        write_atomic(folder / f"{quantity.key}.png", quantity_png(curves, quantity))
     # A lone surrogate, which JSON can hold in a name, has no bytes of its own.
     write_atomic(folder / PAGE, _page(folder, run, curves).encode("utf-8", "replace"))
     return folder / PAGE
@@ -67,6 +70,12 @@ def _is_number_or_null(value: Any) -> bool:
     return value is None or (isinstance(value, int | float) and not isinstance(value, bool))
 
 
+def _is_measured_or_null(value: Any) -> bool:
+    return value is None or (
+        isinstance(value, dict) and all(map(_is_number_or_null, value.values()))
+    )
+
+
 def _is_ids_or_null(value: Any) -> bool:
     return value is None or (isinstance(value, list) and all(map(is_whole, value)))
 
@@ -86,6 +95,9 @@ _KINDS: Mapping[str, Callable[[Any], bool]] = {
     "round": is_whole,
     "outcome": _is_text,
     "accuracy": _is_number_or_null,
+    "loss": _is_number_or_null,
+    "worst_class_recall": _is_number_or_null,
+    INITIAL: _is_measured_or_null,
     "gamma": _is_number_or_null,
     "byzantine_selected": _is_number_or_null,
     "quorum": _is_number_or_null,
@@ -255,7 +267,7 @@ def _chart_lines(curves: Sequence[CurveResult]) -> list[dict[str, Any]]:
             "dash": look.dash,
             "marker": look.marker,
             "width": look.width,
-            "accuracy": _points(curve.line("accuracy", scale=100.0)),
+            **{q.key: _points(curve.line(q.key, scale=q.scale)) for q in FIGURES},
             "accepted": _points(curve.line("byzantine_selected")),
             "gamma": _points(curve.line("gamma")),
         }
@@ -275,10 +287,19 @@ def _points(line: Series) -> dict[str, list[float]]:
     kept = _spaced(len(line.rounds), POINTS_MAX)
     return {
         "rounds": [line.rounds[i] for i in kept],
-        "mean": [round(line.mean[i], 4) for i in kept],
-        "low": [round(line.low[i], 4) for i in kept],
-        "high": [round(line.high[i], 4) for i in kept],
+        "mean": [_short(line.mean[i]) for i in kept],
+        "low": [_short(line.low[i]) for i in kept],
+        "high": [_short(line.high[i]) for i in kept],
     }
+
+
+def _short(value: float) -> float:
+    """As many digits as a chart can show, also of what is far below 1.
+
+    >>> _short(12.345678), _short(0.0000123456)
+    (12.3457, 1.235e-05)
+    """
+    return round(value, 4) if abs(value) >= 1 else float(f"{value:.4g}")
 
 
 def _votes(curves: Sequence[CurveResult]) -> tuple[list[dict[str, Any]], str]:

@@ -20,10 +20,10 @@ from holdout.attacks import (
     MessageAttack,
 )
 from holdout.config import Config, Parsed
+from holdout.curve_rows import NO_ATTACK
 from holdout.data.datasets import NAMES
 from holdout.dotted import resolve
 from holdout.errors import DottedNameError, InfeasibleError
-from holdout.experiments.curves import NO_ATTACK
 from holdout.experiments.plugins import Plugins
 from holdout.federation.round_setup import Curve
 from holdout.learning.models import MODELS, ModelFactory

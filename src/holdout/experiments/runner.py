@@ -5,6 +5,7 @@ import platform
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,24 +15,30 @@ import torch
 import holdout
 from holdout import results
 from holdout.config import Config, read_file
+from holdout.curve_rows import CurveKey, in_order, key_of, summarise
 from holdout.errors import UserError
 from holdout.experiments.checkpoints import (
     Place,
     check_fit,
     notes_on_environment,
+    remaining,
     restore,
+    state_to_go_on,
     to_checkpoint,
 )
+from holdout.experiments.curve_files import named_tensors, save_end, save_model
 from holdout.experiments.curves import TableRow, final_table
 from holdout.experiments.plan import ExperimentPlan, make_plan
 from holdout.experiments.plugins import Plugins
 from holdout.experiments.report import table_html, write_report
 from holdout.experiments.resolve_names import is_decentralized
+from holdout.experiments.watchers import CallersWatcher, RunWatcher, Watchers
 from holdout.federation import central, decentralized
 from holdout.federation.network_sizes import notes_on
-from holdout.federation.round_setup import first_state
-from holdout.results import Checkpoint, RunFolder
+from holdout.federation.round_setup import State, first_state
+from holdout.results import ResultsMark, RunFolder, Stored
 from holdout.rounds import RoundRecord
+from holdout.saved_models import NamedTensors, Weights, weights_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +69,7 @@ class Progress:
 
 
 Watch = Callable[[Progress], None]
+"""The simplest watcher: a function."""
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -92,8 +100,11 @@ class Result:
     folder: Path | None = None
     """The run folder; None if the run was in memory alone."""
     notes: Sequence[str] = field(default_factory=list)
-    """What the sizes of a network without a server do not guarantee, or that a resumed run may
-    differ."""
+    """What the sizes of a network without a server do not guarantee, that a resumed run may
+    differ, or that a tracker failed."""
+    weights: Weights = field(default_factory=lambda: weights_of("", {}))
+    """The trained weights as named tensors: `weights["holdout", 0]` for the rule `holdout` and
+    seed 0 under the config's attack, `weights["mean", 0, "none"]` for the mean without attack."""
 
     def table(self) -> list[TableRow]:
         """One row for each rule and attack, averaged over seeds."""
@@ -122,7 +133,7 @@ def run(
     out: Path | str | None = None,
     resume: bool = False,
     plugins: Plugins | None = None,
-    watch: Callable[[Progress], None] | None = None,
+    watch: RunWatcher | Callable[[Progress], None] | None = None,
     say: Callable[[str], None] | None = None,
 ) -> Result:
     """Run an experiment: some rules, one attack, one or several seeds.
@@ -133,11 +144,14 @@ def run(
     Args:
         config: The path of a TOML file, its values as nested mappings, or a `Config`.
         out: The run folder to make; without it nothing is written.
-        resume: Continue from the checkpoint in `out`. The result is the same as that of an
-            uninterrupted run.
+        resume: Go on with the run in `out`, interrupted or finished. The config may ask for more
+            rounds, rules or seeds than before. The result is the same as that of a run that was
+            asked for all of it at once.
         plugins: Custom rules, attacks, models, data or workers, as objects.
-        watch: Called with a `Progress` after each round.
-        say: Called with each of the result's notes before the first round.
+        watch: Called with a `Progress` after each round; or an object with some of the methods
+            `start(config)`, `round(progress)` and `finish(result)`, of which the last is called
+            with None if the run stops early.
+        say: Called with each of the result's notes as soon as it is known.
 
     >>> from holdout import Plugins, run
     >>> x, y = [[-3.0], [3.0]] * 20, [0, 1] * 20
@@ -151,27 +165,70 @@ def run(
     1.0
     """
     _refuse_other_types(config, plugins)
+    callers = CallersWatcher(watch)
     values = read_file(Path(config)) if isinstance(config, str | Path) else config
     plan = make_plan(values, plugins)
-    notes = _tell(say, notes_on(plan.config))
-    # Also while a checkpoint is checked: that founds a network anew, and its last bits depend on
-    # the number of threads.
-    with _threads(plan.config):
-        if out is None:
-            return finish(plan, _run_curves(plan, None, None, [], watch), None, notes)
-        path = Path(out)
-        if not resume:
-            with results.create(path, plan.config.as_toml()) as folder:
-                return finish(plan, _run_curves(plan, folder, None, [], watch), folder, notes)
+    path, notes = None if out is None else Path(out), Notes(say)
+    for note in notes_on(plan.config):
+        notes.add(note)
+    watchers = Watchers([callers])
 
-        def check(checkpoint: Checkpoint, done: Sequence[Mapping[str, Any]]) -> None:
-            check_fit(plan, restore(checkpoint), done)
+    def work() -> Result:
+        # Also while a checkpoint is checked: that founds a network anew, and its last bits depend
+        # on the number of threads.
+        with _threads(plan.config), _open(plan, path, resume=resume) as opened:
+            for note in notes_on_environment(opened.stored, environment(plan.config)):
+                notes.add(note)
+            return _run_curves(plan, opened, notes, watchers)
 
-        with results.resume(path, plan.config.as_dict(), check=check) as (folder, checkpoint):
-            done = list(results.read_run(path).rows)
-            notes += _tell(say, notes_on_environment(checkpoint, environment(plan.config)))
-            rounds = _run_curves(plan, folder, checkpoint, done, watch)
-            return finish(plan, rounds, folder, notes)
+    return watchers.follow(plan.config, work)
+
+
+class Notes(list[str]):
+    """What the user is told: a list of notes, each said as soon as it is known."""
+
+    def __init__(self, say: Callable[[str], None] | None = None) -> None:
+        super().__init__()
+        self._say = say
+
+    def add(self, note: str) -> None:
+        """Keep a note and say it."""
+        self.append(note)
+        if self._say is not None:
+            self._say(note)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class OpenedRun:
+    """A run folder that is ready to be written, if there is one, and what it held before."""
+
+    folder: RunFolder | None
+    stored: Stored | None = None
+
+    @property
+    def place(self) -> Place | None:
+        """Where the run stopped; None if it has not begun."""
+        return restore(self.stored.checkpoint, self.stored.config) if self.stored else None
+
+    @property
+    def rows(self) -> Sequence[Mapping[str, Any]]:
+        """The rounds that are done."""
+        return self.stored.rows if self.stored else ()
+
+
+@contextmanager
+def _open(plan: ExperimentPlan, path: Path | None, *, resume: bool) -> Iterator[OpenedRun]:
+    if path is None:
+        yield OpenedRun(None)
+        return
+    config = plan.config
+    opening = (
+        results.resume(path, config.as_dict(), check=partial(check_fit, plan), may_extend=True)
+        if resume
+        else results.create(path, config.as_toml())
+    )
+    with opening as opened:
+        yield OpenedRun(*opened) if isinstance(opened, tuple) else OpenedRun(opened)
 
 
 def _refuse_other_types(config: object, plugins: object) -> None:
@@ -180,13 +237,6 @@ def _refuse_other_types(config: object, plugins: object) -> None:
         raise UserError(f"run takes the path of a TOML file, a mapping or a Config; got {got}")
     if not isinstance(plugins, Plugins | None):
         raise UserError(f"plugins must be holdout.Plugins(...); got {type(plugins).__name__}")
-
-
-def _tell(say: Callable[[str], None] | None, notes: list[str]) -> list[str]:
-    if say is not None:
-        for note in notes:
-            say(note)
-    return notes
 
 
 def environment(config: Config, *, threads: int | None = None) -> dict[str, Any]:
@@ -220,56 +270,79 @@ def _threads(config: Config) -> Iterator[None]:
 
 
 def _run_curves(
-    plan: ExperimentPlan,
-    folder: RunFolder | None,
-    checkpoint: Checkpoint | None,
-    rounds: list[Mapping[str, Any]],
-    watch: Watch | None,
-) -> list[Mapping[str, Any]]:
-    place = restore(checkpoint)
-    while place.curve < len(plan.curves):
-        place = run_curve(plan, place, folder, rounds, watch)
-    return rounds
+    plan: ExperimentPlan, opened: OpenedRun, notes: Notes, watchers: Watchers
+) -> Result:
+    rounds, place, folder = list(opened.rows), opened.place, opened.folder
+    pieces = remaining(plan, rounds, place)
+    each = plan.config.experiment.rounds
+    done = each * len(plan.curves) - sum(each - piece.rounds_done for piece in pieces)
+    trained: dict[CurveKey, NamedTensors] = {}
+    for piece in pieces:
+        state = state_to_go_on(plan, piece, place, folder)
+        elsewhere = done - piece.rounds_done
+        trained[plan.keys[piece.number]] = run_curve(
+            plan,
+            piece.number,
+            state,
+            folder=folder,
+            rounds=rounds,
+            watch=watchers.round,
+            elsewhere=elsewhere,
+        )
+        done = elsewhere + each
+    return finish(plan, rounds, folder, notes, trained=trained)
 
 
 def run_curve(
     plan: ExperimentPlan,
-    place: Place,
+    number: int,
+    state: State | None,
+    *,
     folder: RunFolder | None,
     rounds: list[Mapping[str, Any]],
-    watch: Watch | None,
-) -> Place:
-    """Run one curve to its end; the place before the next one."""
+    watch: Watch,
+    elsewhere: int = 0,
+) -> NamedTensors:
+    """Run one curve to its end; its trained weights.
+
+    Args:
+        plan: The experiment.
+        number: The curve's place in the plan.
+        state: The state after its last round; None if it has not begun.
+        folder: Where its lines and models are kept, if anywhere.
+        rounds: Its lines are appended to these.
+        watch: Told of each round.
+        elsewhere: How many rounds of other curves are done.
+    """
     experiment = plan.config.experiment
-    total = experiment.rounds * len(plan.curves)
-    number = place.curve
-    curve, seed = plan.curves[number]
+    (curve, seed), key = plan.curves[number], plan.keys[number]
     federation = plan.federation(curve, seed)
-    state = place.state or first_state(federation)
+    state = state or first_state(federation)
     now = environment(plan.config, threads=torch.get_num_threads())
     serverless = is_decentralized(plan.config, curve.rule)
     run_round = decentralized.run_round if serverless else central.run_round
+    # Assigned at once, so that an interruption leaves the place before or after the round.
+    place: tuple[State, ResultsMark] | None = None
     try:
         while state.round < experiment.rounds and not state.diverged:
             record, state = run_round(federation, curve, state)
             line = record.as_dict()
             mark = folder.append(line) if folder else None
-            # One assignment, so that an interruption leaves the place before or after the round.
-            place = Place(number, state, mark)
+            place = (state, mark) if mark else None
             rounds.append(results.jsonable(line))
+            if folder and experiment.save_every and state.round % experiment.save_every == 0:
+                tensors = named_tensors(federation.model, state.weights)
+                save_model(folder, plan, key, tensors, state.round, is_final=False)
             if folder and mark and record.accuracy is not None and state.round < experiment.rounds:
-                folder.save(to_checkpoint(place, now), mark)
-            if watch:
-                done = number * experiment.rounds + state.round
-                watch(Progress(record, done, total))
+                folder.save(to_checkpoint(key, state, now), mark)
+            watch(Progress(record, elsewhere + state.round, experiment.rounds * len(plan.curves)))
     except KeyboardInterrupt:
-        if folder and place.mark:
-            folder.save(to_checkpoint(place, now), place.mark)
+        if folder and place:
+            folder.save(to_checkpoint(key, place[0], now), place[1])
         raise
-    place = Place(number + 1, None, None)
     if folder:
-        folder.save(to_checkpoint(place, now), folder.mark())
-    return place
+        save_end(folder, plan, key, state, model=federation.model, environment=now)
+    return named_tensors(federation.model, state.weights)
 
 
 def finish(
@@ -279,12 +352,20 @@ def finish(
     notes: Sequence[str] = (),
     *,
     threads: int | None = None,
+    trained: Mapping[CurveKey, NamedTensors] | None = None,
 ) -> Result:
     """The result of all curves; its summary and report go into the folder."""
-    summary = results.summarise(
-        rounds, config=plan.config.as_dict(), environment=environment(plan.config, threads=threads)
-    )
-    if folder:
-        folder.write(results.SUMMARY, results.to_json(summary, indent=1) + "\n")
-        write_report(folder.path)
-    return Result(plan.config, rounds, summary, folder.path if folder else None, notes)
+    config = plan.config.as_dict()
+    ordered = in_order(rounds, config)
+    now = environment(plan.config, threads=threads)
+    summary = summarise(ordered, config=config, environment=now)
+    if folder is None:
+        weights = weights_of(plan.config.attack.name, trained or {})
+        return Result(plan.config, ordered, summary, None, notes, weights)
+    folder.write(results.SUMMARY, results.to_json(summary, indent=1) + "\n")
+    write_report(folder.path)
+    # What a crash between two writes may have left.
+    for key, row in {key_of(row): row for row in ordered}.items():
+        folder.drop_earlier_ends(key, row["round"])
+    weights = results.folder_weights(folder.path, config)
+    return Result(plan.config, ordered, summary, folder.path, notes, weights)

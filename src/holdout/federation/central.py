@@ -9,6 +9,7 @@ import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -245,21 +246,28 @@ def _record(
 def evaluate_round(
     federation: Federation, record: RoundRecord, state: State
 ) -> tuple[RoundRecord, State]:
-    """Measure the test accuracy when it is due; a loss that is not finite ends the curve."""
+    """Measure what is due; a test loss that is not finite ends the curve."""
     experiment = federation.config.experiment
+    if state.round == 1:
+        record = replace(record, initial=measured(federation, federation.initial_weights))
     due = state.round % experiment.evaluate_every == 0 or state.round == experiment.rounds
     if not (due or state.diverged):
         return record, state
-    result = evaluate(federation.model, state.weights, federation.x_test, federation.y_test)
-    recall = [share for share in result.class_recall if math.isfinite(share)]
-    finite = math.isfinite(result.loss)
+    found = measured(federation, state.weights)
+    finite = math.isfinite(found["loss"])
+    record = replace(record, **found)
     return (
-        replace(
-            record,
-            accuracy=result.accuracy,
-            loss=result.loss,
-            worst_class_recall=min(recall, default=None),
-            outcome=record.outcome if finite else Outcome.DIVERGED,
-        ),
+        replace(record, outcome=record.outcome if finite else Outcome.DIVERGED),
         replace(state, diverged=state.diverged or not finite),
     )
+
+
+def measured(federation: Federation, weights: Tensor) -> dict[str, Any]:
+    """How good a model is on the test rows: what `holdout.curve_rows.MEASURED` lists."""
+    result = evaluate(federation.model, weights, federation.x_test, federation.y_test)
+    recall = [share for share in result.class_recall if math.isfinite(share)]
+    return {
+        "accuracy": result.accuracy,
+        "loss": result.loss,
+        "worst_class_recall": min(recall, default=None),
+    }
