@@ -5,12 +5,18 @@ import io
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from holdout.curve_rows import CurveKey
+from holdout.errors import RunFolderError
+
 SCHEMA = 1
+ENDS = Path("checkpoint") / "ends"
+"""Where a run folder keeps the states in which curves ended."""
 
 Arrays = Mapping[str, npt.NDArray[Any]]
 
@@ -51,3 +57,22 @@ def decode(data: bytes) -> Checkpoint:
     if meta["schema"] != SCHEMA:
         raise ValueError("its schema is unknown")
     return Checkpoint(meta, found)
+
+
+def end_path(key: CurveKey, round_number: int) -> Path:
+    """Where a run folder keeps the state in which a curve ended."""
+    return ENDS / f"{key.file_name(round_number)}.npz"
+
+
+def read_end(path: Path, key: CurveKey, round_number: int) -> Checkpoint:
+    """The state in which a curve ended, from a run folder."""
+    file = path / end_path(key, round_number)
+    if not file.exists():
+        raise RunFolderError(
+            f"{file} is missing, and with it the state of {key} after round {round_number}; "
+            "the run cannot have more rounds"
+        )
+    try:
+        return decode(file.read_bytes())
+    except (OSError, ValueError, KeyError, TypeError, EOFError) as error:
+        raise RunFolderError(f"{file} is damaged ({error}); the run cannot go on") from error

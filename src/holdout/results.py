@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Any, overload
 import tomli_w
 
 from holdout import checkpoint_files
-from holdout.checkpoint_files import Checkpoint
+from holdout.checkpoint_files import ENDS, Checkpoint, end_path
 from holdout.curve_rows import NO_ATTACK, CurveKey, in_order, planned_curves, with_round_zero
 from holdout.errors import RunFolderError
 from holdout.saved_models import Weights, weights_in, weights_of
@@ -40,7 +40,6 @@ if TYPE_CHECKING:
 
 CONFIG, ROUNDS, SUMMARY = "config.toml", "results.jsonl", "summary.json"
 CHECKPOINT = Path("checkpoint") / "state.npz"
-ENDS = CHECKPOINT.with_name("ends")
 LOCK = ".lock"
 
 
@@ -261,7 +260,7 @@ def resume(
     Yields:
         The folder, and what it held; None without a checkpoint.
     """
-    before = _config_to_go_on(path, config, may_extend=may_extend)
+    before, adds = _config_to_go_on(path, config, may_extend=may_extend)
     with ExitStack() as stack:
         with _explained(path):
             stack.enter_context(_lock(path))
@@ -271,7 +270,7 @@ def resume(
                 if checkpoint:
                     stored = Stored(path, before, checkpoint, _read_rounds(path, file.read(length)))
                     check(stored)
-                elif before != config and file.read(1):
+                elif adds and file.read(1):
                     raise RunFolderError(
                         f"{path / CHECKPOINT} is missing: the run can be resumed as it is, which "
                         "begins anew, but not extended"
@@ -288,15 +287,17 @@ def resume(
 
 def _config_to_go_on(
     path: Path, config: Mapping[str, Any], *, may_extend: bool
-) -> Mapping[str, Any]:
-    """The stored config, if a run of it can go on with this one."""
+) -> tuple[Mapping[str, Any], bool]:
+    """The stored config, if a run of it can go on with this one, and whether that adds to it."""
     # Slow to import, and needed here alone.
     from holdout.config import with_defaults
-    from holdout.config.changes import differences, is_extension
+    from holdout.config.changes import differences, is_extension, is_same_run
 
     stored = with_defaults(read_config(path), like=config)
-    if stored == config or (may_extend and is_extension(stored, config)):
-        return stored
+    if is_same_run(stored, config):
+        return stored, False
+    if may_extend and is_extension(stored, config):
+        return stored, True
     told = "; ".join(
         f"{key} was {old!r}, is {new!r}" for key, (old, new) in differences(stored, config).items()
     )
@@ -304,25 +305,6 @@ def _config_to_go_on(
     if may_extend:
         rule += ", to which only rounds, rules and seeds can be added"
     raise RunFolderError(f"{path} holds a run with a different config: {told}; {rule}")
-
-
-def end_path(key: CurveKey, round_number: int) -> Path:
-    """Where a run folder keeps the state in which a curve ended."""
-    return ENDS / f"{key.file_name(round_number)}.npz"
-
-
-def read_end(path: Path, key: CurveKey, round_number: int) -> Checkpoint:
-    """The state in which a curve ended, from a run folder."""
-    file = path / end_path(key, round_number)
-    if not file.exists():
-        raise RunFolderError(
-            f"{file} is missing, and with it the state of {key} after round {round_number}; "
-            "the run cannot have more rounds"
-        )
-    try:
-        return checkpoint_files.decode(file.read_bytes())
-    except (OSError, ValueError, KeyError, TypeError, EOFError) as error:
-        raise RunFolderError(f"{file} is damaged ({error}); the run cannot go on") from error
 
 
 def free_path(parent: Path, name: str) -> Path:

@@ -45,7 +45,8 @@ class Weights(Mapping[Any, "dict[str, Tensor]"]):
     >>> result = holdout.run(setting, plugins=holdout.Plugins(data=(x, y, x, y)))
     >>> list(result.weights)
     [('mean', 0, 'none'), ('holdout', 0, 'alie')]
-    >>> model = holdout.learning.MODELS["mlp"]((1,), 2)
+    >>> make_model = holdout.learning.MODELS["mlp"]
+    >>> model = make_model((1,), 2)
     >>> model.load_state_dict(result.weights["holdout", 0])
     <All keys matched successfully>
     """

@@ -14,7 +14,9 @@ from tests import tiny
 
 import holdout
 from holdout import results
+from holdout.checkpoint_files import ENDS, end_path, read_end
 from holdout.commands import run_command
+from holdout.curve_rows import CurveKey
 from holdout.errors import RunFolderError
 from holdout.experiments import runner
 from holdout.experiments.plugins import Plugins
@@ -72,7 +74,7 @@ def left(folder):
         {name: content for name, content in files.items() if "ends" not in name},
         summary,
         {
-            name: sorted(results.read_end(folder, *key_and_round(name)).arrays)
+            name: sorted(read_end(folder, *key_and_round(name)).arrays)
             for name in files
             if "ends" in name
         },
@@ -84,7 +86,7 @@ def key_and_round(name):
     rest, _, number = stem.rpartition("-round-")
     rest, _, seed = rest.rpartition("-seed-")
     rule, _, attack = rest.partition("-")
-    return results.CurveKey(rule, attack, int(seed)), int(number)
+    return CurveKey(rule, attack, int(seed)), int(number)
 
 
 def assert_equals_full(folder, full):
@@ -98,14 +100,14 @@ def assert_equals_full(folder, full):
 
 
 def test_the_full_run_has_all_that_makes_extending_hard(full):
-    arrays = results.read_end(full.folder, results.CurveKey("holdout", "bomb", 0), 4).arrays
+    arrays = read_end(full.folder, CurveKey("holdout", "bomb", 0), 4).arrays
     assert {"weights", "velocity", "last_honest", "rule/direction"} <= set(arrays)
     assert any(name.startswith("worker/") for name in arrays)
     assert {curve["outcome"] for curve in full.summary["curves"]} == {"completed"}
 
 
 @settings(
-    max_examples=8,
+    max_examples=6,
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture],
     derandomize=True,
@@ -149,7 +151,7 @@ def test_any_way_to_the_full_run_ends_in_the_full_run(  # noqa: PLR0917
 def test_an_extension_can_be_interrupted_after_any_round(data, full, tmp_path, error):
     run(config(data, **SHORT), out=tmp_path / "short")
     run(config(data), out=shutil.copytree(tmp_path / "short", tmp_path / "whole"), resume=True)
-    for count in (1, 2, 3, 4, 5, 8, 9, 14, 20):
+    for count in (1, 2, 3, 5, 9, 20):
         folder = shutil.copytree(tmp_path / "short", tmp_path / f"after-{count}")
         seen = []
 
@@ -276,14 +278,14 @@ def test_whatever_else_changes_is_refused_with_all_differences(data, short, chan
 
 
 def test_without_the_state_at_its_end_a_curve_has_no_more_rounds(data, short):
-    path = short / results.end_path(results.CurveKey("mean", "bomb", 0), 2)
+    path = short / end_path(CurveKey("mean", "bomb", 0), 2)
     good = path.read_bytes()
     path.unlink()
     refused(short, config(data), r"bomb-seed-0-round-000002\.npz is missing, and with it the state")
     for place in range(0, len(good), 997):
         path.write_bytes(good[:place] + bytes([good[place] ^ 1]) + good[place + 1 :])
         refused(short, config(data), "is damaged")
-    other = short / results.end_path(results.CurveKey("mean", "none", 0), 2)
+    other = short / end_path(CurveKey("mean", "none", 0), 2)
     path.write_bytes(other.read_bytes())
     refused(short, config(data), r"is of mean \(none, seed 0\), round 2")
     path.unlink()
@@ -300,7 +302,7 @@ def test_without_a_checkpoint_nothing_can_be_added(data, short):
 def test_a_run_of_an_earlier_version_takes_more_seeds(data, short, full):
     """Its checkpoint counts curves; it has neither models nor the states of ended curves."""
     shutil.rmtree(short / "model")
-    shutil.rmtree(short / results.ENDS)
+    shutil.rmtree(short / ENDS)
     old = results._read_checkpoint(short)
     mark = results.ResultsMark(old.meta["results_bytes"], old.meta["results_sha256"])
     folder = results.RunFolder(short)

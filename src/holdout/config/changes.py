@@ -25,6 +25,11 @@ def differences(stored: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str
     }
 
 
+def is_same_run(stored: Mapping[str, Any], given: Mapping[str, Any]) -> bool:
+    """Whether two configs differ at most in where the run is tracked."""
+    return all(key.startswith(FREE) for key in differences(stored, given))
+
+
 def is_extension(stored: Mapping[str, Any], given: Mapping[str, Any]) -> bool:
     """Whether a run of the first config can go on as one of the second.
 

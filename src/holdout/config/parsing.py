@@ -147,6 +147,8 @@ def _describe(
                 "must consist of letters, digits, '.', '_' and '-', "
                 "and start with a letter or digit"
             )
+        case _ if key in ("track.tensorboard", "track.mlflow"):
+            message = "must be true, false or text that is not empty"
         case _ if key == "attack.gamma":
             message = 'must be a non-negative number, "adaptive", "krum" or "krum-unsquared"'
     return f"{key} = {value!r}: {message}"

@@ -239,6 +239,17 @@ class AttackSection(Section):
         return dict(self.__pydantic_extra__ or {})
 
 
+class TrackSection(Section):
+    """Where else a run is recorded while it goes on; each key needs a package of its own."""
+
+    tensorboard: bool | Name = False
+    """Files for TensorBoard: true puts them into the run folder, text names another folder."""
+    mlflow: bool | Name = False
+    """MLflow: text is its tracking URI, true means the one that MLflow itself would take."""
+    wandb: Literal["off", "offline", "online"] = "off"
+    """Weights & Biases: `offline` writes files to be sent later, `online` sends."""
+
+
 class Config(Section):
     """A whole experiment: every key with its type, range and default, checked and immutable.
 
@@ -260,6 +271,7 @@ class Config(Section):
     federation: FederationSection = FederationSection()
     vote: VoteSection = VoteSection()
     attack: AttackSection = AttackSection()
+    track: TrackSection = TrackSection()
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values, complete: what `config.toml` and `summary.json` hold."""

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from holdout import device, results
-from holdout.checkpoint_files import Arrays, Checkpoint
+from holdout.checkpoint_files import Arrays, Checkpoint, end_path, read_end
 from holdout.config import parse
 from holdout.curve_rows import CurveKey, key_of, planned_curves
 from holdout.errors import RunFolderError
@@ -154,10 +154,10 @@ def state_to_go_on(
 def _read_end(plan: ExperimentPlan, path: Path, piece: Piece) -> State:
     """The state in which a curve ended when fewer rounds were asked for."""
     key, number = plan.keys[piece.number], piece.rounds_done
-    checkpoint = results.read_end(path, key, number)
+    checkpoint = read_end(path, key, number)
     place = restore(checkpoint, {})
     if (place.curve, place.round) != (key, number) or place.state is None:
-        raise _misfit(f"{results.end_path(key, number)} is of {place.curve}, round {place.round}")
+        raise _misfit(f"{end_path(key, number)} is of {place.curve}, round {place.round}")
     return place.state
 
 

@@ -7,7 +7,8 @@ from typing import Any
 from torch import Tensor, nn
 
 import holdout
-from holdout import results, saved_models
+from holdout import saved_models
+from holdout.checkpoint_files import ENDS
 from holdout.config.changes import curve_config_sha256
 from holdout.curve_rows import CurveKey
 from holdout.experiments.checkpoints import end_of, to_checkpoint
@@ -70,7 +71,7 @@ def save_end(
 
 def take_over(folder: RunFolder, other: Path) -> None:
     """Copy what curves left in another folder, but for its lines."""
-    for place in (Path(saved_models.FOLDER), results.ENDS):
+    for place in (Path(saved_models.FOLDER), ENDS):
         for path in sorted((other / place).glob("*")):
             if not path.name.endswith(".partial"):
                 folder.write_bytes(place / path.name, path.read_bytes())

@@ -29,6 +29,7 @@ from holdout.experiments.checkpoints import (
 from holdout.experiments.curve_files import take_over
 from holdout.experiments.plan import ExperimentPlan
 from holdout.experiments.runner import (
+    Notes,
     OpenedRun,
     Progress,
     Result,
@@ -38,6 +39,8 @@ from holdout.experiments.runner import (
     run_curve,
     threads_of,
 )
+from holdout.experiments.trackers import make_trackers
+from holdout.experiments.watchers import Watchers
 from holdout.parallel import pool
 from holdout.results import RunFolder, Stored
 from holdout.voting import VOTES
@@ -55,6 +58,8 @@ class Job:
     resume: bool = False
     watch: Callable[[], Watch | None] = lambda: None
     """Makes the watch of a curve, which is told how far all experiments have come."""
+    say: Callable[[str], None] | None = None
+    """Called with each note."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -66,7 +71,10 @@ class _Work:
     opened: OpenedRun
     pieces: Sequence[Piece]
     """The curves that are not over."""
-    notes: Sequence[str]
+    notes: Notes
+    watchers: Watchers
+    ended: list[Result]
+    """Takes the result."""
 
     @property
     def numbers_apart(self) -> list[int]:
@@ -87,16 +95,20 @@ def run_together(jobs: Sequence[Job]) -> list[Result]:
 
 
 def _open(stack: ExitStack, job: Job) -> _Work:
-    plan, config = job.plan, job.plan.config
-    if not job.resume:
+    plan, config, notes = job.plan, job.plan.config, Notes(job.say)
+    watchers = Watchers(make_trackers(config, job.out, notes.add))
+    ended = stack.enter_context(watchers.following(config))
+    if job.resume:
+        opening = results.resume(job.out, config.as_dict(), check=partial(check_fit, plan))
+        folder, stored = stack.enter_context(opening)
+    else:
         folder = stack.enter_context(results.create(job.out, config.as_toml()))
-        return _Work(job, folder, OpenedRun(folder), remaining(plan, [], None), [])
-    opening = results.resume(job.out, config.as_dict(), check=partial(check_fit, plan))
-    opened = OpenedRun(*stack.enter_context(opening))
-    assert opened.folder is not None  # noqa: S101
-    notes = notes_on_environment(opened.stored, environment(config, threads=THREADS))
+        stored = None
+    opened = OpenedRun(folder, stored)
+    for note in notes_on_environment(stored, environment(config, threads=THREADS)):
+        notes.add(note)
     pieces = remaining(plan, opened.rows, opened.place)
-    return _Work(job, opened.folder, opened, pieces, notes)
+    return _Work(job, folder, opened, pieces, notes, watchers, ended)
 
 
 def _run_curves(works: Sequence[_Work]) -> None:
@@ -174,7 +186,9 @@ def _put_together(work: _Work) -> Result:
     for number in range(len(plan.curves)):
         shutil.rmtree(work.folder_of(number), ignore_errors=True)
     rounds = results.read_run(work.job.out).rows
-    return finish(plan, rounds, folder, work.notes, threads=THREADS)
+    result = finish(plan, rounds, folder, work.notes, threads=THREADS)
+    work.ended.append(result)
+    return result
 
 
 class _Count:
@@ -196,6 +210,7 @@ class _Count:
             with self._lock:
                 self._done[id(work), number] = progress.record.round
                 done = sum(self._done.values())
+                work.watchers.round(progress)
                 if inner is not None:
                     inner(replace(progress, rounds_done=done, rounds_total=self._total))
             if stop.is_set():

@@ -18,6 +18,7 @@ from holdout.data.partitions import partition
 from holdout.errors import ConfigError, DataError, ModelError, PluginError
 from holdout.experiments.plugins import Plugins
 from holdout.experiments.resolve_names import Lookups
+from holdout.experiments.trackers import missing_packages
 from holdout.federation.round_setup import Curve, Federation
 from holdout.ids import WorkerId
 from holdout.learning import vector
@@ -118,6 +119,7 @@ def make_plan(config: Config | Mapping[str, Any], plugins: Plugins | None = None
     curves = lookups.curves()
     factory = lookups.factory()
     lookups.data_name()
+    lookups.problems.extend(missing_packages(parsed.config))
     if parsed.problems or lookups.problems:
         raise ConfigError([*parsed.problems, *lookups.problems])
     config = parsed.config

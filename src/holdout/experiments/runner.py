@@ -32,6 +32,7 @@ from holdout.experiments.plan import ExperimentPlan, make_plan
 from holdout.experiments.plugins import Plugins
 from holdout.experiments.report import table_html, write_report
 from holdout.experiments.resolve_names import is_decentralized
+from holdout.experiments.trackers import make_trackers
 from holdout.experiments.watchers import CallersWatcher, RunWatcher, Watchers
 from holdout.federation import central, decentralized
 from holdout.federation.network_sizes import notes_on
@@ -171,17 +172,19 @@ def run(
     path, notes = None if out is None else Path(out), Notes(say)
     for note in notes_on(plan.config):
         notes.add(note)
-    watchers = Watchers([callers])
-
-    def work() -> Result:
-        # Also while a checkpoint is checked: that founds a network anew, and its last bits depend
-        # on the number of threads.
-        with _threads(plan.config), _open(plan, path, resume=resume) as opened:
-            for note in notes_on_environment(opened.stored, environment(plan.config)):
-                notes.add(note)
-            return _run_curves(plan, opened, notes, watchers)
-
-    return watchers.follow(plan.config, work)
+    # The caller last: what it raises ends a run whose round is done, and tracked.
+    watchers = Watchers([*make_trackers(plan.config, path, notes.add), callers])
+    # The threads also while a checkpoint is checked: that founds a network anew, and its last bits
+    # depend on their number.
+    with (
+        watchers.following(plan.config) as ended,
+        _threads(plan.config),
+        _open(plan, path, resume=resume) as opened,
+    ):
+        for note in notes_on_environment(opened.stored, environment(plan.config)):
+            notes.add(note)
+        ended.append(_run_curves(plan, opened, notes, watchers))
+    return ended[0]
 
 
 class Notes(list[str]):
