@@ -96,16 +96,7 @@ def plain_vote(proposals, messages, terms, memory):
             dropped.append(j)
     weights = np.array([0 if j in dropped else max(screened[j], LEAST / n) for j in range(n)])
     weights /= weights.sum()
-    step = weights @ p
-    axis = h / np.linalg.norm(h)
-    along = step @ axis
-    across = step - along * axis
-    if along < 0:
-        return weights, np.zeros(D), h, radius, message_radius
-    longest = terms.reach * along
-    if np.linalg.norm(across) > longest:
-        across = across * longest / np.linalg.norm(across)
-    return weights, along * axis + across, h, radius, message_radius
+    return weights, weights @ p, h, radius, message_radius
 
 
 LIES = {
@@ -129,7 +120,6 @@ def test_a_vote_equals_its_plain_version_round_after_round(lie, seed):
         )
         found = decide_jointly(proposals, messages, terms=TERMS, memory=memory)
         assert found.weights == pytest.approx(weights, abs=1e-4)
-        assert found.update is not None
         assert found.update.numpy() == pytest.approx(update, abs=2e-3 * radius)
         assert found.memory.direction.numpy() == pytest.approx(direction, abs=1e-4)
         assert found.memory.radius == pytest.approx(radius)
@@ -176,7 +166,7 @@ def test_whatever_is_sent_at_most_as_many_are_out_as_the_paper_leaves_out(n, m, 
     out = sum(weight == 0 for weight in found.weights)
     assert out <= total - terms.approve_count(total)
     assert sum(found.weights) == pytest.approx(1)
-    assert found.update is None or bool(found.update.isfinite().all())
+    assert bool(found.update.isfinite().all())
 
 
 @given(st.integers(0, 2**31), st.randoms(use_true_random=False))
@@ -198,10 +188,7 @@ def test_the_order_of_arrival_changes_nothing(seed, random):
 
 
 def test_without_liars_and_told_so_it_is_close_to_the_mean():
-    """With f = 0 nobody is out and all weigh the same; the reach alone may shorten what is across.
-
-    So the distance to the mean is at most the part of the mean that is across the direction.
-    """
+    """With f = 0 nobody is out and all weigh the same: it is the mean of the bounded proposals."""
     terms = Terms.joint(Fraction(0))
     for seed in range(10):
         proposals, _ = crowd(seed, 30, 0, LIES["reversed"], noise=2.0)
@@ -215,30 +202,14 @@ def test_without_liars_and_told_so_it_is_close_to_the_mean():
             p * min(1, radius / length) for p, length in zip(proposals, lengths, strict=True)
         ]
         mean = torch.stack(bounded).mean(dim=0)
-        axis = found.memory.direction / found.memory.direction.norm()
-        across = (mean - (mean @ axis) * axis).norm()
-        assert (found.update - mean).norm() <= across + 1e-4
-        assert cosine(found.update, mean) > 0.99
+        assert torch.allclose(found.update, mean, atol=1e-4)
 
 
-def test_a_step_never_goes_against_the_direction():
+def test_voters_who_all_speak_against_the_proposals_take_away_n_minus_k_and_no_more():
     proposals, true = crowd(3, 6, 0, LIES["reversed"], noise=0.1)
     found = decide_jointly(proposals, [-true] * 6, terms=TERMS, memory=JointMemory())
-    assert found.update is None
-    assert sum(weight > 0 for weight in found.weights) >= TERMS.approve_count(6)
-
-
-def test_the_part_across_the_direction_is_within_reach():
-    proposals, _ = crowd(5, 12, 0, LIES["reversed"], noise=5.0)
-    messages, _ = crowd(6, 12, 0, LIES["reversed"])
-    for reach in (0.5, 1.5, 4.0):
-        terms = Terms(THIRD, gate=None, kind=TERMS.kind, reach=reach)
-        found = decide_jointly(proposals, messages, terms=terms, memory=JointMemory())
-        if found.update is None:
-            continue
-        axis = found.memory.direction / found.memory.direction.norm()
-        along = found.update @ axis
-        assert float((found.update - along * axis).norm()) <= reach * float(along) * 1.001
+    assert sum(weight > 0 for weight in found.weights) == TERMS.approve_count(6)
+    assert cosine(found.update, true) > 0.9
 
 
 def test_one_bad_draw_of_voters_moves_the_direction_by_its_share_alone():

@@ -91,6 +91,13 @@ COMPARED = (
     *("caf", "nnm+trimmed-mean", *VOTES, "holdout"),
 )
 
+# The lies of CIFAR-10, with committees of the paper's size and of the size that `holdout plan` asks
+# for.
+CIFAR_LIES = ("none", "alie-minus", "alie-plus", "ipm", "greedy")
+CIFAR_COMMITTEES: Mapping[int, tuple[str, ...]] = MappingProxyType(
+    {12: (), 40: ("federation.proposers=40", "federation.voters=40")}
+)
+
 
 @dataclass(frozen=True, slots=True)
 class Experiment:
@@ -179,6 +186,18 @@ def _vote(setting: str, *settings: str) -> Iterator[Experiment]:
         )
 
 
+def _cifar_vote(size: int, *settings: str) -> Iterator[Experiment]:
+    for name in CIFAR_LIES:
+        yield Experiment(
+            f"vote-cifar10-{size}-{name}",
+            "vote-cifar10",
+            "cifar10-any",
+            (*CIFAR, *settings, *LIES[name]),
+            ("mean", "holdout-1", "holdout"),
+            name,
+        )
+
+
 def _cifar(name: str, says: str, *settings: str, **changes: Any) -> Experiment:
     given = {"panel": "cifar10", "rules": VOTES, "settings": (*CIFAR, *settings), **changes}
     return Experiment(name, "cifar10", says=says, **given)
@@ -247,6 +266,7 @@ _ALL = (
     *_ballots("dirichlet-0.5-ballots", *SKEWED),
     *_ballots("dirichlet-0.1-ballots", *VERY_SKEWED),
     *(experiment for name, chosen in SETTINGS.items() for experiment in _vote(name, *chosen)),
+    *(e for size, chosen in CIFAR_COMMITTEES.items() for e in _cifar_vote(size, *chosen)),
     _cifar("cifar10-none", "nobody lies", settings=NOBODY, rules=("mean",)),
     _cifar("cifar10-all", "all copies must pass", rules=PAPER),
     _cifar("cifar10-any", "any copy suffices", panel="cifar10-any"),
@@ -341,3 +361,4 @@ def queue() -> Iterator[Step]:
     yield from steps(cifar, seeds=range(3))
     # Seeds that chose nothing: decision 15.
     yield from steps(names_of("vote"), seeds=range(3, 8))
+    yield from steps(names_of("vote-cifar10"), seeds=range(3, 6))

@@ -25,6 +25,8 @@ from paper_cells import (
     empty,
     final,
     lowest,
+    mean_text,
+    published,
     seeds_text,
     strands,
     table,
@@ -35,6 +37,8 @@ from paper_experiments import (
     ATTACKS,
     AUTHORS_RULES,
     BALLOTS,
+    CIFAR_COMMITTEES,
+    CIFAR_LIES,
     COMPARED,
     EXPERIMENTS,
     GAMMAS,
@@ -233,6 +237,32 @@ def _worst_cases(results: Results) -> str:
     return table((*head, "attacks run", "seeds"), rows)
 
 
+def _cifar_vote(size: int, results: Results) -> str:
+    """The votes on CIFAR-10 with committees of one size; curves that have not ended say how far."""
+    clean = f"vote-cifar10-{size}-none"
+    unattacked = strands(results, clean, "mean")
+    rows = []
+    for attack in CIFAR_LIES:
+        name = f"vote-cifar10-{size}-{attack}"
+        for rule in EXPERIMENTS[name].rules:
+            found = strands(results, name, rule)
+            begun = [s for s in published(results, name, rule) if s.outcome == "unfinished"]
+            shares = [share for s in found if (share := _lost(s, unattacked)) is not None]
+            unfinished = ", ".join(f"{final(s):.1f} at {s.rounds}" for s in begun)
+            numbers = [cell(found), mean_text(shares), lowest(found), cell(found, worst_class)]
+            if found or begun:
+                says = [_attack_text(attack), name_of(rule), str(len(found)), *numbers]
+                rows.append([*says, unfinished or NOTHING])
+    head = ("attack", "rule", "seeds", "final accuracy, %", "lost, % of the unattacked mean")
+    return table((*head, "lowest", "worst class", "not ended: accuracy at a round"), rows)
+
+
+def _lost(strand: Strand, unattacked: Sequence[Strand]) -> float | None:
+    """How much of the same seed's unattacked accuracy is gone, in per cent of it."""
+    upper = {s.seed: final(s) for s in unattacked}.get(strand.seed)
+    return None if upper is None else 100 * (1 - final(strand) / upper)
+
+
 def _search(_results: Results) -> str:
     """Every candidate of the search and every cell that was run: final accuracy, seed 0."""
     cells = json.loads((FOLDER / "search" / "vote.json").read_bytes())["cells"]
@@ -253,6 +283,26 @@ def _search(_results: Results) -> str:
         shown = [f"{mine[c]:.1f}" if c in mine else NOTHING for c in wide]
         rows.append([candidate, *shown, "; ".join(rest) or NOTHING])
     return table(["candidate", *(f"{s}: {a}" for s, a in wide), "others"], rows)
+
+
+def _choosing(_results: Results) -> str:
+    """The candidates of stage 2: final accuracy, mean and spread over the choosing seeds."""
+    cells = json.loads((FOLDER / "search" / "vote-choosing.json").read_bytes())["cells"]
+    columns = sorted({(c["setting"], c["attack"]) for c in cells})
+    candidates = list(dict.fromkeys(c["candidate"] for c in cells))
+    rows = []
+    for setting, attack in columns:
+        for candidate in candidates:
+            key = (setting, attack, candidate)
+            found = {
+                c["seed"]: 100 * c["accuracy"]
+                for c in cells
+                if (c["setting"], c["attack"], c["candidate"]) == key
+            }
+            if found:
+                seeds = ", ".join(map(str, sorted(found)))
+                rows.append([*key, mean_text(list(found.values())), seeds])
+    return table(("setting", "attack", "candidate", "final accuracy, %", "seeds"), rows)
 
 
 def _environment(results: Results) -> str:
@@ -316,8 +366,10 @@ TABLES: Mapping[str, Callable[[Results], str]] = MappingProxyType(
             for prefix in ("dirichlet-0.5", "dirichlet-0.1")
         },
         **{f"vote-{setting}": partial(_second_vote, setting) for setting in SETTINGS},
+        **{f"vote-cifar10-{n}": partial(_cifar_vote, n) for n in CIFAR_COMMITTEES},
         "vote-worst": _worst_cases,
         "vote-search": _search,
+        "vote-choosing": _choosing,
         "environment": _environment,
         "speed": _speed,
         **_of_attacks("robustness"),

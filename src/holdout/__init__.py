@@ -30,6 +30,7 @@ __all__ = [
     "Recipe",
     "Result",
     "Run",
+    "RunFailed",
     "RunFolderError",
     "RunWatcher",
     "Stream",
@@ -59,6 +60,7 @@ if TYPE_CHECKING:
         HoldoutError,
         InfeasibleError,
         PluginError,
+        RunFailed,
         RunFolderError,
         UserError,
     )
@@ -87,6 +89,7 @@ else:
                 "HoldoutError",
                 "InfeasibleError",
                 "PluginError",
+                "RunFailed",
                 "RunFolderError",
                 "UserError",
             ),

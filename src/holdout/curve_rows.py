@@ -11,14 +11,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 from urllib.parse import quote
 
+from holdout.metrics import ATTACK_SUCCESS, INITIAL, MEASURED, metric_of
+
 NO_ATTACK = "none"
 BASELINE = ("mean", NO_ATTACK)
 FILE_NAME_CHARACTERS_MAX = 180
-
-MEASURED = ("accuracy", "loss", "worst_class_recall")
-"""What an evaluation measures."""
-INITIAL = "initial"
-"""The field of a curve's first line that holds what was measured before its first step."""
 
 # The outcomes of rounds that moved the model or ended the curve; every other round is empty.
 MOVED = frozenset({"step", "diverged"})
@@ -111,7 +108,7 @@ def _round_zero(row: Mapping[str, Any], measured: Mapping[str, Any]) -> dict[str
         **empty,
         **kept,
         "round": 0,
-        **{key: measured.get(key) for key in MEASURED},
+        **{key: measured.get(key) for key in MEASURED if key in measured or key in row},
         "outcome": INITIAL,
     }
 
@@ -128,6 +125,7 @@ def summarise(
     *,
     config: Mapping[str, Any],
     environment: Mapping[str, Any],
+    notes: Sequence[str] = (),
 ) -> dict[str, Any]:
     """What `summary.json` holds: one entry a curve, in the order of the rounds."""
     curves: dict[CurveKey, list[Mapping[str, Any]]] = {}
@@ -138,16 +136,26 @@ def summarise(
         "config": config,
         "environment": environment,
         "curves": [_summarise_curve(key, lines) for key, lines in curves.items()],
+        "notes": list(notes),
     }
 
 
+def count_errors(rounds: Sequence[Mapping[str, Any]]) -> int:
+    """How often custom workers raised."""
+    return sum(sum(record.get("custom_errors", {}).values()) for record in rounds)
+
+
 def _summarise_curve(key: CurveKey, lines: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    accuracies = [line["accuracy"] for line in lines if line["accuracy"] is not None]
+    metric = metric_of(lines)
+    values = [line[metric.key] for line in lines if line.get(metric.key) is not None]
+    success = ATTACK_SUCCESS.key
+    successes = [line[success] for line in lines if line.get(success) is not None]
     return {
         **key._asdict(),
         "rounds": len(lines),
-        "final_accuracy": accuracies[-1] if accuracies else None,
-        "best_accuracy": max(accuracies, default=None),
+        f"final_{metric.key}": values[-1] if values else None,
+        f"best_{metric.key}": max(values, default=None),
+        **({f"final_{success}": successes[-1]} if successes else {}),
         "outcome": "diverged" if lines[-1]["outcome"] == "diverged" else "completed",
         "empty_rounds": sum(line["outcome"] not in MOVED for line in lines),
         "seconds": round(sum(line["seconds"] for line in lines), 3),

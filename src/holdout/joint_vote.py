@@ -19,8 +19,7 @@ data are skewed cannot judge a single update well, but their gradients can be av
     judge      the proposals of lowest <u_j, H_t> are out where that is negative, then those that
                the screen left with next to nothing: N_p - k at most in all, so a draw of mostly
                lying voters can never leave the lies alone
-    step       v_t = the mean of the rest under the screen's weights; where voters and screen
-               disagree, its part across H_t is shortened to `reach` times its part along it
+    step       v_t = the mean of the rest under the screen's weights
 
 Nobody's vector counts for more than a radius that follows the median length: one for the proposals,
 one for the messages. It may shrink as fast as in `voting.terms` but grow by a tenth a round only:
@@ -139,14 +138,14 @@ class JointDecision:
     """What a joint vote came to.
 
     Args:
-        update: v_t; None where the step would go against the holdout direction.
+        update: v_t.
         weights: The weight of each proposal in it; 0 means that it is out.
         judges: The weight of each message in h_t.
         support: What each message says of each proposal, (messages, proposals): the cosine.
         memory: What the next round needs.
     """
 
-    update: Tensor | None
+    update: Tensor
     weights: Sequence[float]
     judges: Sequence[float]
     support: Matrix
@@ -182,7 +181,7 @@ def decide_jointly(
     products = Products(vectors.lengths, cosines(vectors), proposals=n, messages=m)
     verdict = judge(products, terms=terms, memory=memory)
     return JointDecision(
-        update=combine(vectors.rows, verdict.step) if verdict.step.any() else None,
+        update=combine(vectors.rows, verdict.step),
         weights=verdict.weights.tolist(),
         judges=verdict.judges.tolist(),
         support=products.cosines[:n, n : n + m].T,
@@ -230,8 +229,6 @@ def judge(products: Products, *, terms: Terms, memory: JointMemory) -> JointVerd
     weights = _standing(agreement[..., proposals], screened, tolerated)
     step = np.zeros_like(lengths)
     step[..., proposals] = weights
-    if terms.reach:
-        step = _within_reach(step, direction, agreement, gram, terms.reach)
     return JointVerdict(weights, judges, step * scale, direction * scale, radius, message_radius)
 
 
@@ -250,27 +247,6 @@ def _standing(scores: Matrix, screened: Matrix, tolerated: int) -> Matrix:
 def _ranks(values: Matrix) -> npt.NDArray[np.intp]:
     """The place of each value among all, from the lowest; equal values by their order."""
     return np.argsort(np.argsort(values, axis=-1, kind="stable"), axis=-1, kind="stable")
-
-
-def _within_reach(
-    step: Matrix, direction: Matrix, agreement: Matrix, gram: Matrix, reach: float
-) -> Matrix:
-    """The step with its part across the direction at most `reach` times the part along it.
-
-    A step that goes against the direction has no part along it: nothing is left of it.
-    """
-    length = _length(direction, gram)
-    known = length > 0  # Without a direction nobody can say what is across it.
-    along = (step * agreement).sum(axis=-1) / np.where(known, length, 1.0)
-    across = np.sqrt(np.maximum(_length(step, gram) ** 2 - along**2, 0.0))
-    limit = reach * np.maximum(along, 0.0)
-    share = np.where(across > limit, limit / np.where(across > 0, across, 1.0), 1.0)
-    share = np.where(known, np.where(along < 0, 0.0, share), 1.0)
-    towards = np.where(
-        known, (1 - share) * np.maximum(along, 0.0) / np.where(known, length, 1.0), 0.0
-    )
-    limited: Matrix = share[..., None] * step + towards[..., None] * direction
-    return limited
 
 
 def _length(factors: Matrix, gram: Matrix) -> Matrix:

@@ -3,8 +3,9 @@
     config.toml     the complete config, defaults filled in
     results.jsonl   one line a round, streamed; see `holdout.rounds.RoundRecord`
     summary.json    one entry a curve
+    shards.json     who holds how many rows of which labels
     model/          the trained models; see `holdout.saved_models`
-    report.html     and what it shows as pictures: accuracy.png, loss.png, worst_class_recall.png
+    report.html     and what it shows as pictures: accuracy.png, loss.png and others
     checkpoint/     where to continue after an interruption, and where each curve ended
 
 A file appears whole or not at all: it is written under a temporary name, synced and renamed. The

@@ -27,6 +27,7 @@ from holdout.ids import ProposalId, WorkerId
 from holdout.joint_vote import JointMemory, decide_jointly
 from holdout.learning.vector import norm, shrink
 from holdout.rules import Rule, RuleContext, mean
+from holdout.tracebacks import Failure
 from holdout.voting import (
     Approvals,
     BallotFault,
@@ -47,8 +48,6 @@ class Outcome(StrEnum):
     STEP = "step"
     EMPTY_SELECTION = "empty-selection"
     """No proposal reached the quorum."""
-    DISAGREEMENT = "disagreement"
-    """The mean of the proposals does not go along the holdout direction of the voters."""
     NO_PROPOSALS = "no-proposals"
     """Nothing valid was proposed."""
     TOO_FEW_BALLOTS = "too-few-ballots"
@@ -205,11 +204,9 @@ def conclude_joint(
     messages = [ballot.update for ballot in ballots.valid.values()]
     found = decide_jointly(updates, messages, terms=terms, memory=memory)
     weights = {p: weight for p, weight in zip(ids, found.weights, strict=True) if weight > 0}
-    if found.update is None:
-        weights = {}
     count = terms.approve_count(len(ids))
     decision = Decision(
-        outcome=Outcome.DISAGREEMENT if found.update is None else Outcome.STEP,
+        outcome=Outcome.STEP,
         update=found.update,
         selection=tuple(weights),
         ballots={
@@ -252,7 +249,7 @@ def apply_rule(
         updates = rule.prepare(admitted.stacked(), f=f, context=context)
         if rule.choose is None:
             return Decision(Outcome.STEP, rule.finish(updates, f=f, context=context))
-        chosen = list(rule.choose(updates, f))
+        chosen = list(rule.choice(updates, f=f, context=context))
     except InfeasibleError:
         return Decision(Outcome.INFEASIBLE)
     ids = list(admitted.valid)
@@ -274,8 +271,11 @@ class RoundRecord:
     accuracy: float | None
     loss: float | None
     worst_class_recall: float | None
+    attack_success: float | None
+    """Of triggered test rows, the share that is misread as the attack wants it; in the lines of
+    `results.jsonl` only where it was measured."""
     initial: Mapping[str, float | None] | None
-    """In round 1: the same three of the initial weights."""
+    """In round 1: what an evaluation of the initial weights measures."""
     gamma: float | None
     proposers: Sequence[int]
     voters: Sequence[int]
@@ -293,12 +293,29 @@ class RoundRecord:
     outcome: str
     rejected_proposals: Mapping[str, int]
     rejected_ballots: Mapping[str, int]
+    custom_errors: Sequence[Failure]
+    """What custom workers raised; a line of `results.jsonl` counts it."""
+    honest_missing: int
+    """How many honest proposals were rejected, of those that custom workers were to send."""
     seconds: float
+    r2: float | None = field(default=None, kw_only=True)
+    mae: float | None = field(default=None, kw_only=True)
+    """Measured in place of accuracy and recall, where targets are real-valued."""
+
+    @property
+    def is_evaluated(self) -> bool:
+        """Whether the model was measured after this round."""
+        return self.accuracy is not None or self.mae is not None
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain values, in the order of the fields; without `initial` where there is none."""
+        """Plain values, in the order of the fields; what few rounds have, only where they do."""
         values = asdict(self)
-        return {k: v for k, v in values.items() if k != "initial" or v is not None}
+        values["custom_errors"] = count(failure.kind for failure in self.custom_errors)
+        left_out = {key for key in ("custom_errors", "honest_missing") if not values[key]}
+        left_out |= {key for key in ("attack_success", "initial") if values[key] is None}
+        if self.mae is None:
+            left_out |= {"r2", "mae"}
+        return {key: value for key, value in values.items() if key not in left_out}
 
 
 def record_round(
@@ -313,8 +330,11 @@ def record_round(
     proposal_faults: Iterable[str],
     ballot_faults: Iterable[str],
     is_vote: bool,
+    asks_voters: bool = False,
     gamma: float | None = None,
     radius: float | None = None,
+    custom_errors: Sequence[Failure] = (),
+    honest_missing: int = 0,
 ) -> RoundRecord:
     """The record of a round; what an evaluation measures, and the seconds, come later.
 
@@ -328,27 +348,14 @@ def record_round(
         decision: What was decided, and from which ballots.
         proposal_faults: Why proposals were rejected.
         ballot_faults: Why ballots are void.
-        is_vote: Whether the rule is a vote; only then were there voters.
+        is_vote: Whether the rule is a vote.
+        asks_voters: Whether it is a rule that asks voters; others have none.
         gamma: The strength of the lies, if they have one.
         radius: The radius of the bound, if there is one.
+        custom_errors: What custom workers raised.
+        honest_missing: How many proposals of honest custom workers were rejected.
     """
-    proposers, voters = committee.proposers, committee.voters if is_vote else ()
-    liars: Mapping[str, Any] = {
-        "byzantine_workers": (),
-        "byzantine_proposers": None,
-        "byzantine_voters": None,
-        "byzantine_selected": None,
-    }
-    if byzantine is not None:
-        lies = {ProposalId(p) for p, worker in enumerate(proposers) if worker in byzantine}
-        liars = {
-            "byzantine_workers": sorted(byzantine.intersection({*proposers, *voters})),
-            "byzantine_proposers": len(lies),
-            "byzantine_voters": len(byzantine.intersection(voters)),
-            "byzantine_selected": None
-            if decision.selection is None
-            else len(lies.intersection(decision.selection)),
-        }
+    proposers, voters = committee.proposers, committee.voters if is_vote or asks_voters else ()
     ballots = [list(decision.ballots[v].message) if v in decision.ballots else None for v in voters]
     shares = decision.voter_weights
     return RoundRecord(
@@ -359,11 +366,12 @@ def record_round(
         accuracy=None,
         loss=None,
         worst_class_recall=None,
+        attack_success=None,
         initial=None,
         gamma=gamma,
         proposers=proposers,
         voters=voters,
-        **liars,
+        **_liars(byzantine, proposers, voters, decision.selection),
         ballots=ballots if is_vote else None,
         selection=decision.selection,
         approve_count=decision.approve_count,
@@ -374,8 +382,29 @@ def record_round(
         outcome=decision.outcome,
         rejected_proposals=count(proposal_faults),
         rejected_ballots=count(ballot_faults),
+        custom_errors=custom_errors,
+        honest_missing=honest_missing,
         seconds=0.0,
     )
+
+
+def _liars(
+    byzantine: frozenset[WorkerId] | None,
+    proposers: Sequence[WorkerId],
+    voters: Sequence[WorkerId],
+    selection: Sequence[ProposalId] | None,
+) -> dict[str, Any]:
+    """The fields of a record that say who of those drawn lies, as far as anybody can know."""
+    if byzantine is None:
+        names = ("byzantine_proposers", "byzantine_voters", "byzantine_selected")
+        return {"byzantine_workers": (), **dict.fromkeys(names)}
+    lies = {ProposalId(p) for p, worker in enumerate(proposers) if worker in byzantine}
+    return {
+        "byzantine_workers": sorted(byzantine.intersection({*proposers, *voters})),
+        "byzantine_proposers": len(lies),
+        "byzantine_voters": len(byzantine.intersection(voters)),
+        "byzantine_selected": None if selection is None else len(lies.intersection(selection)),
+    }
 
 
 def count(faults: Iterable[str]) -> dict[str, int]:

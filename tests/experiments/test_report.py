@@ -10,20 +10,13 @@ import tomli_w
 from plotly.offline import get_plotlyjs
 
 from holdout.errors import RunFolderError
-from holdout.experiments import figures, report
+from holdout.experiments import figures, report_data
 from holdout.experiments.curves import final_table, group
-from holdout.experiments.figures import (
-    ACCURACY,
-    DPI,
-    LOSS,
-    SIZE_INCHES,
-    looks,
-    looks_of_rules,
-    quantity_png,
-)
+from holdout.experiments.figures import DPI, SIZE_INCHES, looks, looks_of_rules, quantity_png
 from holdout.experiments.headlines import headline, unfinished
 from holdout.experiments.report import write_report
 from holdout.experiments.results_csv import write_csv
+from holdout.metrics import ACCURACY, LOSS
 from holdout.results import read_run
 
 NASTY = "</script><script>alert(1)</script>&\"'<b>$x_{$ \u4e2d\ud800"
@@ -43,7 +36,7 @@ CONFIG = {
 @pytest.fixture(autouse=True)
 def _small_page(monkeypatch):
     """Plotly's five megabytes and the picture's every dot tell most tests nothing."""
-    monkeypatch.setattr(report, "get_plotlyjs", lambda: "var Plotly;")
+    monkeypatch.setattr(report_data, "get_plotlyjs", lambda: "var Plotly;")
     monkeypatch.setattr(figures, "DPI", 30)
 
 
@@ -244,7 +237,7 @@ def test_the_figure_is_a_png_of_the_stated_size(tmp_path, monkeypatch):
 
 
 def test_the_page_parses_and_loads_nothing_from_outside(tmp_path, monkeypatch):
-    monkeypatch.setattr(report, "get_plotlyjs", get_plotlyjs)
+    monkeypatch.setattr(report_data, "get_plotlyjs", get_plotlyjs)
     page = Page(write_report(write_run(tmp_path, whole_run())))
     assert page.open == []
     assert not {"src", "href", "srcset", "action"}.intersection(key for key, _ in page.attributes)
@@ -288,8 +281,8 @@ def test_names_are_shown_and_never_run(tmp_path):
 
 
 def test_huge_results_are_thinned_evenly_and_the_page_says_so(tmp_path, monkeypatch):
-    monkeypatch.setattr(report, "VOTE_CHARACTERS_MAX", 1700)
-    monkeypatch.setattr(report, "POINTS_MAX", 5)
+    monkeypatch.setattr(report_data, "VOTE_CHARACTERS_MAX", 1700)
+    monkeypatch.setattr(report_data, "POINTS_MAX", 5)
     rounds = [line(number=n, accuracy=0.5) for n in range(1, 102)]
     page = Page(write_report(write_run(tmp_path, rounds)))
     shown = [vote["round"] for vote in page.data["votes"][0]["rounds"]]

@@ -251,7 +251,8 @@ def test_the_vote_leaves_somebody_out(rule, kind, scene, play):
     federation, curve = scene(rule)
     rehearsal = Rehearsal(Alie(gamma=0.0))
     play(federation, replace(curve, act=rehearsal))
-    assert isinstance(rehearsal.deployed, kind)
+    # Custom code, such as this rehearsal, can ask it but not see it.
+    assert isinstance(rehearsal.deployed._LentDeployed__asked, kind)
     assert not rehearsal.deployed.leaves_nobody_out
 
 
@@ -288,7 +289,7 @@ def test_an_honest_voter_that_sends_junk_stops_no_search_of_a_joint_vote(sent, a
     federation, curve = scene("holdout", plugins={"worker": Confused}, attack={"name": attack})
     spy = Spy(curve.act)
     records, state = play(federation, replace(curve, act=spy), 2)
-    assert all(record.outcome in {"step", "disagreement"} for record in records)
+    assert all(record.outcome == "step" for record in records)
     assert state.weights.isfinite().all()
     seen = [view.messages() for view in spy.views]
     assert seen

@@ -215,11 +215,6 @@ def test_a_lying_majority_of_voters_never_leaves_the_lies_alone_in_a_joint_vote(
     federation, curve = scene("holdout", seed=seed, attack=setting)
     (record,), after = play(federation, curve)
     assert record.byzantine_voters == 4, seed
-    # Nothing is remembered in round 1: a direction that the liars made may stop the step.
-    if record.outcome == "disagreement":
-        assert record.selection == ()
-        assert torch.equal(after.weights, federation.initial_weights)
-        return
     assert record.outcome == "step"
     shares = dict(zip(record.selection, record.weights, strict=True))
     honest = [p for p, w in enumerate(record.proposers) if w not in federation.byzantine]

@@ -153,6 +153,39 @@ def test_a_parameter_without_influence_has_gradient_zero(draw):
     assert rows[0, 3:].any()
 
 
+class Residual(nn.Module):
+    """x + f(x), then a buffer that the model scales by: it can only be called as a whole."""
+
+    def __init__(self):
+        super().__init__()
+        self.body, self.head = nn.Linear(4, 4), nn.Linear(4, 10)
+        self.register_buffer("scale", torch.tensor(0.5))
+
+    def forward(self, x):
+        return self.head(x + self.scale * torch.tanh(self.body(x)))
+
+
+class Single(Residual):
+    """The same, but it says that there can only be one."""
+
+    def __deepcopy__(self, memo):
+        raise TypeError("no")
+
+
+@pytest.mark.parametrize("kind", [Residual, Single])
+def test_threads_change_no_bit_of_the_gradients_of_a_model_called_as_a_whole(kind, draw):
+    model = kind()
+    weights, own = flatten(model) * 1.1, flatten(model)
+    batches = [draw((4,), 3 + seed % 5, seed) for seed in range(24)]
+    expected = gradients(model, weights, batches)
+    assert_close(expected, plainly(kind(), weights, batches))
+    for threads in (2, 4):
+        torch.set_num_threads(threads)
+        for _ in range(5):
+            assert torch.equal(gradients(model, weights, batches), expected)
+    assert torch.equal(flatten(model), own)
+
+
 def test_batches_without_samples_or_labels_are_refused(draw):
     model = build(MODELS["mlp"], (4,), 10, seed=0)
     x, y = draw((4,), 3)

@@ -1,12 +1,21 @@
 """`holdout run`: one experiment, from a config, or the built-in demo."""
 
 import argparse
+import sys
 import tomllib
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from holdout.commands.shared import Subparsers, add_settings, count, explain_resuming, print_note
+from holdout.commands.shared import (
+    EXIT_FAILURE,
+    EXIT_OK,
+    Subparsers,
+    add_settings,
+    count,
+    explain_resuming,
+    print_note,
+)
 
 
 def add_command(commands: Subparsers) -> None:
@@ -34,6 +43,11 @@ def add_command(commands: Subparsers) -> None:
         metavar="N",
         help="also keep the model of every N-th round (experiment.save_every)",
     )
+    parser.add_argument(
+        "--changed-code",
+        action="store_true",
+        help="with --resume: go on although custom code has changed; the report says so",
+    )
     parser.set_defaults(run=_run)
 
 
@@ -42,20 +56,30 @@ def demo_values() -> dict[str, Any]:
     return tomllib.loads(files("holdout.experiments").joinpath("demo.toml").read_text("utf-8"))
 
 
-def _run(options: argparse.Namespace) -> None:
+def _values(options: argparse.Namespace) -> dict[str, Any]:
+    """The config that the options ask for, as TOML gives it."""
     from holdout import config, results
 
-    folder: Path | None = options.out
     if options.config is not None:
         values = config.read_file(options.config)
-    elif options.resume and folder is not None:
-        values = results.read_config(folder)
+    elif options.resume and options.out is not None:
+        values = results.read_config(options.out)
     else:
         values = demo_values()
     settings = list(options.settings)
     if options.save_every is not None:
         settings.append(f"experiment.save_every={options.save_every}")
-    values = config.apply_settings(values, settings)
+    return config.apply_settings(values, settings)
+
+
+def _run(options: argparse.Namespace) -> int:
+    from holdout import config, results
+    from holdout.errors import RunFailed, UserError
+
+    if options.changed_code and not options.resume:
+        raise UserError("--changed-code is for --resume: a new run takes the code as it is")
+    folder: Path | None = options.out
+    values = _values(options)
     # Mistakes are reported by the run, together with those that only it can find.
     name = config.parse(values).config.experiment.name
     if folder is None:
@@ -66,7 +90,31 @@ def _run(options: argparse.Namespace) -> None:
 
     # The folder holds its config, so nothing else needs to be given again.
     again = ["holdout", "run", "--out", str(folder), "--resume"]
+    said: list[str] = []
+
+    def say(note: str) -> None:
+        said.append(note)
+        print_note(note)
+
+    failed = None
     with explain_resuming(folder / results.CONFIG, again), watching() as watch:
-        result = run(values, out=folder, resume=options.resume, watch=watch(""), say=print_note)
+        try:
+            result = run(
+                values,
+                out=folder,
+                resume=options.resume,
+                watch=watch(""),
+                say=say,
+                changed_code=options.changed_code,
+            )
+        except RunFailed as error:
+            result, failed = error.result, error
     print_table(result.table(), name)
+    for note in result.notes:
+        if note not in said:
+            print(f"note: {note}")
     print(f"report: {folder / 'report.html'}")
+    if failed is not None:
+        print(f"holdout: {failed}", file=sys.stderr)
+        return EXIT_FAILURE
+    return EXIT_OK

@@ -23,6 +23,7 @@ from holdout.federation.chain_record import chain_arrays
 from holdout.federation.network_sizes import is_same_network
 from holdout.federation.round_setup import MOMENTUM, State
 from holdout.ids import WorkerId
+from holdout.learning.schedules import rates_of
 from holdout.results import Stored
 
 RULE, WORKER = "rule/", "worker/"
@@ -172,7 +173,7 @@ def check_fit(plan: ExperimentPlan, stored: Stored) -> None:
         raise _misfit(f"{results.ROUNDS} does not end with {expected}")
     if place.curve not in plan.keys:
         raise _misfit(f"the config has no curve of {place.curve}")
-    _check_network(plan, stored.config)
+    _check_rounds(plan, stored.config)
     for piece in remaining(plan, rows, place):
         if piece.is_begun:
             assert place.state is not None  # noqa: S101
@@ -181,9 +182,16 @@ def check_fit(plan: ExperimentPlan, stored: Stored) -> None:
             _check_state(plan, piece.number, _read_end(plan, stored.path, piece))
 
 
-def _check_network(plan: ExperimentPlan, stored: Mapping[str, Any]) -> None:
-    """Without a server, what a network was founded with must do for more rounds as well."""
+def _check_rounds(plan: ExperimentPlan, stored: Mapping[str, Any]) -> None:
+    """What rounds were run with must be what a longer run would have had from the start."""
     before = parse(stored).config
+    rounds, more = before.experiment.rounds, plan.config.experiment.rounds
+    rates = rates_of(before.training, rounds=rounds)
+    if rounds != more and rates != rates_of(plan.config.training, rounds=more)[: len(rates)]:
+        raise RunFolderError(
+            f"experiment.rounds was {rounds}, is {more}: training.schedule = "
+            f"{before.training.schedule!r} would have given the rounds that are done other rates"
+        )
     if not is_same_network(before, plan.config):
         raise RunFolderError(
             f"experiment.rounds was {before.experiment.rounds}, is "

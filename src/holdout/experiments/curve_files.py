@@ -42,12 +42,20 @@ def save_model(
         "config_sha256": curve_config_sha256(plan.config.as_dict()),
         "model": plan.config.model.name,
         "sample_shape": ",".join(map(str, plan.dataset.shape)),
-        "classes": str(plan.dataset.classes),
+        **_outputs(plan),
         # By convention: tensors in the layout of torch.
         "format": "pt",
     }
     path = saved_models.file_of(folder.path, key, None if is_final else round_number)
     folder.write_bytes(path.relative_to(folder.path), saved_models.encode(tensors, metadata))
+
+
+def _outputs(plan: ExperimentPlan) -> dict[str, str]:
+    """How many classes, or real-valued targets, the model tells."""
+    dataset = plan.dataset
+    if dataset.classes is None:
+        return {"targets": str(dataset.outputs)}
+    return {"classes": str(dataset.classes)}
 
 
 def save_end(

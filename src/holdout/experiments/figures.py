@@ -21,6 +21,7 @@ from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator
 
 from holdout.curve_rows import NO_ATTACK
 from holdout.experiments.curves import CurveResult, name_of
+from holdout.metrics import ACCURACY, Metric
 from holdout.voting import VOTES
 
 SIZE_INCHES = (7.2, 4.0)
@@ -106,33 +107,17 @@ def looks_of_rules(panels: Sequence[Sequence[CurveResult]]) -> dict[str, Look]:
     return dict(zip(rules, looks(list(rules.values())), strict=True))
 
 
-@dataclass(frozen=True, slots=True)
-class Quantity:
-    """Something measured over the rounds, and how it is drawn."""
-
-    key: str
-    """The field of a round's line."""
-    label: str
-    scale: float = 1.0
-    highest: float | None = None
-    """The end of the scale; None: there is none, and the axis is logarithmic where values differ
-    by more than `RATIO_MAX`."""
-    best_is_high: bool = True
-
-
-ACCURACY = Quantity("accuracy", "test accuracy (%)", 100.0, 100.0)
-WORST_CLASS_RECALL = Quantity("worst_class_recall", "recall of the worst class (%)", 100.0, 100.0)
-LOSS = Quantity("loss", "test loss", best_is_high=False)
 RATIO_MAX = 30.0
+"""Where there is no end of the scale, values that differ by more make it logarithmic."""
 
 
-def quantity_png(curves: Sequence[CurveResult], quantity: Quantity) -> bytes:
+def quantity_png(curves: Sequence[CurveResult], quantity: Metric) -> bytes:
     """A quantity of every curve over the rounds; the same curves give the same bytes."""
     # The user's matplotlib settings must not change the picture.
     with context(SETTINGS):
         figure = Figure(figsize=SIZE_INCHES, dpi=DPI, layout="constrained")
         axes = _prepared(figure.add_subplot())
-        axes.set_ylabel(quantity.label)
+        axes.set_ylabel(quantity.axis)
         drawn = _draw(axes, curves, looks(curves), quantity)
         if drawn:
             _add_legend(figure, curves, drawn, best_is_high=quantity.best_is_high)
@@ -154,7 +139,7 @@ def panels_png(panels: Sequence[tuple[str, Sequence[CurveResult]]]) -> bytes:
             lines = [textwrap.fill(line, TITLE_CHARACTERS_MAX) for line in title.splitlines()]
             axes.set_title("\n".join(lines))
             if place == 1:
-                axes.set_ylabel("test accuracy (%)")
+                axes.set_ylabel(ACCURACY.axis)
             # The title names the attack.
             shown = [c if c.is_baseline else replace(c, label=name_of(c.rule)) for c in curves]
             chosen = [
@@ -184,11 +169,11 @@ def _png(figure: Figure) -> bytes:
 
 
 def _draw(
-    axes: Axes, curves: Sequence[CurveResult], chosen: Sequence[Look], quantity: Quantity
+    axes: Axes, curves: Sequence[CurveResult], chosen: Sequence[Look], quantity: Metric
 ) -> list[tuple[float, str, Line2D]]:
     """Draw the curves; the final value, label and line of each that has a measured round."""
     drawn = []
-    rounds_max, low, high = 1, math.inf, 0.0
+    rounds_max, low, high = 1, math.inf, -math.inf
     for place, (curve, look) in enumerate(zip(curves, chosen, strict=True)):
         line = curve.line(quantity.key, scale=quantity.scale)
         if not line.rounds:
@@ -223,11 +208,13 @@ def _draw(
     return drawn
 
 
-def _set_scale(axes: Axes, quantity: Quantity, low: float, high: float) -> None:
-    """Show all values; a curve that diverges must not flatten the others."""
+def _set_scale(axes: Axes, quantity: Metric, low: float, high: float) -> None:
+    """Show all that counts; a curve that diverges must not flatten the others."""
     if quantity.highest is not None:
-        margin = max(0.02 * quantity.highest, 0.05 * (high - low))
-        axes.set_ylim(max(0.0, low - margin), min(1.005 * quantity.highest, high + margin))
+        least, most = quantity.scale * quantity.shown_min, quantity.scale * quantity.highest
+        low = max(low, least)
+        margin = max(0.02 * most, 0.05 * (high - low))
+        axes.set_ylim(max(least, low - margin), min(1.005 * most, max(high, low) + margin))
     elif low > 0 and high > RATIO_MAX * low:
         axes.set_yscale("log")
         # In powers of ten, so that huge losses leave the axis readable.

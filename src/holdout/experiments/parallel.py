@@ -15,9 +15,9 @@ from functools import partial
 from pathlib import Path
 from threading import Event, Lock
 
-from holdout import results
+from holdout import device, results
 from holdout.curve_rows import key_of
-from holdout.errors import RunFolderError
+from holdout.errors import RunFolderError, UserError
 from holdout.experiments.checkpoints import (
     Piece,
     check_fit,
@@ -26,11 +26,13 @@ from holdout.experiments.checkpoints import (
     remaining,
     state_to_go_on,
 )
+from holdout.experiments.code_record import refuse_changes, sources_of, store
 from holdout.experiments.curve_files import take_over
+from holdout.experiments.opened_run import OpenedRun
 from holdout.experiments.plan import ExperimentPlan
+from holdout.experiments.rule_trial import try_rules
+from holdout.experiments.run_notes import Notes
 from holdout.experiments.runner import (
-    Notes,
-    OpenedRun,
     Progress,
     Result,
     Watch,
@@ -88,10 +90,20 @@ class _Work:
 
 def run_together(jobs: Sequence[Job]) -> list[Result]:
     """Run all experiments; each result equals that of its experiment alone with `threads = 1`."""
+    for job in jobs:
+        try_rules(job.plan)
     with ExitStack() as stack:
+        stack.enter_context(device.using(_device_of(jobs)))
         works = [_open(stack, job) for job in jobs]
         _run_curves(works)
         return [_put_together(work) for work in works]
+
+
+def _device_of(jobs: Sequence[Job]) -> str:
+    names = sorted({job.plan.config.experiment.device for job in jobs})
+    if len(names) != 1:
+        raise UserError(f"experiments that run together need one device; got {', '.join(names)}")
+    return names[0]
 
 
 def _open(stack: ExitStack, job: Job) -> _Work:
@@ -99,10 +111,12 @@ def _open(stack: ExitStack, job: Job) -> _Work:
     watchers = Watchers(make_trackers(config, job.out, notes.add))
     ended = stack.enter_context(watchers.following(config))
     if job.resume:
+        refuse_changes(job.out, sources_of(plan))
         opening = results.resume(job.out, config.as_dict(), check=partial(check_fit, plan))
         folder, stored = stack.enter_context(opening)
     else:
         folder = stack.enter_context(results.create(job.out, config.as_toml()))
+        store(folder, sources_of(plan))
         stored = None
     opened = OpenedRun(folder, stored)
     for note in notes_on_environment(stored, environment(config, threads=THREADS)):
@@ -144,6 +158,11 @@ def _raise_first(futures: Sequence[Future[None]]) -> None:
 
 
 def _run(work: _Work, piece: Piece, watch: Watch) -> None:
+    with device.widths():
+        _run_there(work, piece, watch)
+
+
+def _run_there(work: _Work, piece: Piece, watch: Watch) -> None:
     plan, number = work.job.plan, piece.number
     if piece.is_begun:
         state = state_to_go_on(plan, piece, work.opened.place, work.folder)

@@ -17,7 +17,6 @@ from typing import Any
 import tomli_w
 from plotly.offline import get_plotlyjs
 
-from holdout.curve_rows import INITIAL
 from holdout.errors import RunFolderError
 from holdout.experiments.agreement_table import (
     agreement_table,
@@ -25,27 +24,35 @@ from holdout.experiments.agreement_table import (
     is_whole,
     network_notes,
 )
-from holdout.experiments.curves import CurveResult, Round, Series, TableRow, final_table, group
-from holdout.experiments.figures import ACCURACY, LOSS, WORST_CLASS_RECALL, looks, quantity_png
-from holdout.experiments.headlines import cautions, headline, percent, unfinished
+from holdout.experiments.curves import CurveResult, TableRow, final_table, group, has_success
+from holdout.experiments.figures import quantity_png
+from holdout.experiments.headlines import cautions, headline, unfinished
+from holdout.experiments.holders import holders_html
+from holdout.experiments.report_data import (
+    chart_data,
+    chart_html,
+    chart_script,
+    charts_of,
+    thinned_charts,
+    votes,
+)
+from holdout.experiments.run_notes import notes_on_curves
+from holdout.metrics import INITIAL, MEASURED, Metric, metric_of
 from holdout.results import ROUNDS, SUMMARY, Run, jsonable, read_run, write_atomic
 
 PAGE = "report.html"
-FIGURES = (ACCURACY, LOSS, WORST_CLASS_RECALL)
+ERROR = "custom_error.json"
+"""What custom code raised first, with its traceback."""
 Cells = Sequence[str]
-
-# Bounds on what goes into the page; more is thinned evenly, and the page says so.
-POINTS_MAX = 1000
-VOTE_CHARACTERS_MAX = 4_000_000
 
 
 def write_report(folder: Path) -> Path:
-    """Write a picture of each of `FIGURES` and `report.html` into a run folder; the page's path."""
+    """Write a picture of each quantity and `report.html` into a run folder; the page's path."""
     run = read_run(folder)
     _check(folder, run)
     curves = group(run.rows)
-    for quantity in FIGURES:
-        write_atomic(folder / f"{quantity.key}.png", quantity_png(curves, quantity))
+    for name, quantity in charts_of(curves).items():
+        write_atomic(folder / f"{name}.png", quantity_png(curves, quantity))
     # A lone surrogate, which JSON can hold in a name, has no bytes of its own.
     write_atomic(folder / PAGE, _page(folder, run, curves).encode("utf-8", "replace"))
     return folder / PAGE
@@ -94,9 +101,7 @@ _KINDS: Mapping[str, Callable[[Any], bool]] = {
     "seed": is_whole,
     "round": is_whole,
     "outcome": _is_text,
-    "accuracy": _is_number_or_null,
-    "loss": _is_number_or_null,
-    "worst_class_recall": _is_number_or_null,
+    **dict.fromkeys(MEASURED, _is_number_or_null),
     INITIAL: _is_measured_or_null,
     "gamma": _is_number_or_null,
     "byzantine_selected": _is_number_or_null,
@@ -108,6 +113,8 @@ _KINDS: Mapping[str, Callable[[Any], bool]] = {
     "ballots": _is_ballots_or_null,
     "rejected_proposals": _is_counts_or_null,
     "rejected_ballots": _is_counts_or_null,
+    "custom_errors": _is_counts_or_null,
+    "honest_missing": _is_number_or_null,
     "agreement": is_agreement_or_null,
 }
 
@@ -118,13 +125,19 @@ def _page(folder: Path, run: Run, curves: Sequence[CurveResult]) -> str:
     if missing and curves:
         missing.insert(0, "The run is incomplete. What follows is what there is.")
     notes = [*missing, *cautions(curves), *network_notes(run.config)]
+    # Sentences, as on the rest of the page.
+    doubts = [f"{note[0].upper()}{note[1:]}." for note in notes_in(folder, run, curves)]
+    notes = list(dict.fromkeys([*notes, *doubts]))
+    raised = read_error(folder)
     agreed = agreement_table(curves)
-    shown, thinned = _votes(curves)
+    shown, thinned = votes(curves)
+    metric, charts = metric_of(run.rows), charts_of(curves)
     data = {
-        "curves": _chart_lines(curves),
-        "charts_thinned": _thinned_charts(curves),
+        "curves": chart_data(curves, charts),
+        "charts_thinned": thinned_charts(curves),
         "votes": shown,
         "votes_thinned": thinned,
+        "least": metric.scale * metric.shown_min,
     }
     experiment = run.config.get("experiment")
     name = experiment.get("name") if isinstance(experiment, Mapping) else None
@@ -134,12 +147,20 @@ def _page(folder: Path, run: Run, curves: Sequence[CurveResult]) -> str:
         "facts": html.escape(" · ".join(_facts(run, curves))),
         "notes": "".join(f"<li>{html.escape(note)}</li>" for note in notes),
         "has_notes": "" if notes else "hidden",
-        "final_table": _final_table_html(rows),
+        "final_table": _final_table_html(rows, metric),
+        "metric": html.escape(metric.name),
         "has_agreement": "" if agreed else "hidden",
         "agreement_table": table_html(*agreed) if agreed else "",
+        "holders": (held := holders_html(folder)),
+        "has_holders": "" if held else "hidden",
         "outcome_table": _outcome_table_html(curves),
+        "charts": chart_html(charts),
+        "chart_script": chart_script(charts),
+        "pictures": ", ".join(f"{name}.png" for name in charts),
         "config": html.escape(tomli_w.dumps(run.config)),
         "environment": _environment_html(folder),
+        "has_error": "" if raised else "hidden",
+        "error": html.escape(_error_page(raised)) if raised else "",
         "data": _script_json(data),
         "plotly": get_plotlyjs(),
     }
@@ -173,31 +194,42 @@ def _facts(run: Run, curves: Sequence[CurveResult]) -> list[str]:
     ]
 
 
-def _final_table_html(rows: Sequence[TableRow]) -> str:
+def _final_table_html(rows: Sequence[TableRow], metric: Metric) -> str:
+    errors = any(row.mae is not None for row in rows)
     head = [
         "rule",
         "without attack",
         "under attack",
-        "drop (points)",
+        f"drop ({metric.points})" if metric.points else "drop",
+        *(["mean absolute error"] if errors else []),
         "Byzantine updates accepted a round",
         "rounds without a step",
     ]
+    success = has_success(rows)
+    if success:
+        head.append("attack success")
     body = []
     for row in rows:
-        accuracy = "–" if row.accuracy is None else percent(row.accuracy)
+        measured = "–"
+        if row.measured is not None:
+            measured = metric.text(row.measured, space="\N{NO-BREAK SPACE}")
         if row.spread is not None:
-            accuracy += f" ± {100 * row.spread:.1f}"
+            measured += f" ± {metric.number(row.spread)}"
         calm = row.attack == "none"
         baseline = calm and row.rule == "mean"
         accepted = row.byzantine_accepted_per_round
         body.append(
             [
-                row.label + (f" (diverged: {row.diverged} of {row.seeds})" if row.diverged else ""),
-                accuracy if calm else "",
-                "" if calm else accuracy,
-                "–" if baseline or row.drop is None else f"{row.drop:.1f}",
+                row.label
+                + (f" (diverged: {row.diverged} of {row.seeds})" if row.diverged else "")
+                + row.missing_text(),
+                measured if calm else "",
+                "" if calm else measured,
+                "–" if baseline or row.drop is None else f"{row.drop:.{metric.digits}f}",
+                *(["–" if row.mae is None else f"{row.mae:.4g}"] if errors else []),
                 "–" if accepted is None else f"{accepted:.2f}",
                 f"{row.empty_rounds:.4g}",
+                *([row.success_text()] if success else []),
             ]
         )
     return table_html(head, body)
@@ -214,6 +246,8 @@ def _outcome_table_html(curves: Sequence[CurveResult]) -> str:
             for what in ("proposals", "ballots"):
                 for reason, number in (line.get(f"rejected_{what}") or {}).items():
                     count[f"{what} rejected: {reason}"] += number
+            for what, number in (line.get("custom_errors") or {}).items():
+                count[f"custom workers raised: {what}"] += number
         counts.append(count)
     columns = list(dict.fromkeys(["rounds", *sorted({key for c in counts for key in c})]))
     return table_html(
@@ -238,12 +272,43 @@ def table_html(head: Cells, body: Sequence[Cells]) -> str:
     return f"<table><thead>{row(head, 'th')}</thead>\n<tbody>{lines}</tbody></table>"
 
 
-def _environment_html(folder: Path) -> str:
+def _read_json(file: Path) -> Mapping[str, Any]:
+    """What a file of the folder holds; nothing if it is missing or damaged."""
     try:
-        summary = json.loads((folder / SUMMARY).read_text("utf-8"))
-        environment = summary["environment"]
-    except (OSError, ValueError, KeyError, TypeError):
-        environment = None
+        found = json.loads(file.read_text("utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def notes_in(folder: Path, run: Run, curves: Sequence[CurveResult]) -> list[str]:
+    """Reasons for doubt: those in the summary, if there is one, and what the rounds tell."""
+    kept = _read_json(folder / SUMMARY).get("notes")
+    notes = kept if isinstance(kept, list) else []
+    told = [*notes, *notes_on_curves(curves, run.config)]
+    return list(dict.fromkeys(note for note in told if isinstance(note, str) and note))
+
+
+def read_error(folder: Path) -> Mapping[str, Any] | None:
+    """What custom code raised first in the run of this folder; None: nothing."""
+    found = _read_json(folder / ERROR)
+    return found if isinstance(found.get("error"), str) else None
+
+
+def error_text(found: Mapping[str, Any]) -> str:
+    """What custom code raised, and in which round, in one line."""
+    if "round" not in found:
+        return str(found["error"])
+    curve = f"{found.get('rule')} ({found.get('attack')}, seed {found.get('seed')})"
+    return f"{found['error']} in round {found['round']} of {curve}"
+
+
+def _error_page(found: Mapping[str, Any]) -> str:
+    return "\n".join(filter(None, [error_text(found), str(found.get("traceback") or "")]))
+
+
+def _environment_html(folder: Path) -> str:
+    environment = _read_json(folder / SUMMARY).get("environment")
     if not isinstance(environment, dict) or not environment:
         return "<p>Not recorded: the run has no finished summary.</p>"
     pairs: list[Cells] = []
@@ -251,127 +316,3 @@ def _environment_html(folder: Path) -> str:
         inner = value.items() if isinstance(value, dict) else [("", value)]
         pairs.extend([f"{key} {name}".strip(), str(item)] for name, item in inner)
     return table_html(["what", "value"], pairs)
-
-
-# -- what the script of the page draws from: curves and votes, compact and bounded -----------------
-
-
-def _chart_lines(curves: Sequence[CurveResult]) -> list[dict[str, Any]]:
-    """What the charts draw: each curve's look, and its quantities over the rounds."""
-    return [
-        {
-            "label": curve.label,
-            "seeds": len(curve.seeds),
-            "last": max(line["round"] for line in curve.rounds),
-            "colour": look.colour,
-            "dash": look.dash,
-            "marker": look.marker,
-            "width": look.width,
-            **{q.key: _points(curve.line(q.key, scale=q.scale)) for q in FIGURES},
-            "accepted": _points(curve.line("byzantine_selected")),
-            "gamma": _points(curve.line("gamma")),
-        }
-        for curve, look in zip(curves, looks(curves), strict=True)
-    ]
-
-
-def _thinned_charts(curves: Sequence[CurveResult]) -> str:
-    """What to say if points had to be left out of the charts."""
-    longest = max((len(lines) for curve in curves for lines in curve.seeds.values()), default=0)
-    if longest <= POINTS_MAX:
-        return ""
-    return f"The charts show at most {POINTS_MAX} evenly spaced points of up to {longest} rounds."
-
-
-def _points(line: Series) -> dict[str, list[float]]:
-    kept = _spaced(len(line.rounds), POINTS_MAX)
-    return {
-        "rounds": [line.rounds[i] for i in kept],
-        "mean": [_short(line.mean[i]) for i in kept],
-        "low": [_short(line.low[i]) for i in kept],
-        "high": [_short(line.high[i]) for i in kept],
-    }
-
-
-def _short(value: float) -> float:
-    """As many digits as a chart can show, also of what is far below 1.
-
-    >>> _short(12.345678), _short(0.0000123456)
-    (12.3457, 1.235e-05)
-    """
-    return round(value, 4) if abs(value) >= 1 else float(f"{value:.4g}")
-
-
-def _votes(curves: Sequence[CurveResult]) -> tuple[list[dict[str, Any]], str]:
-    """The ballots of every strand that has some, and what to say if rounds had to be left out."""
-    strands = [
-        (place, seed, voted)
-        for place, curve in enumerate(curves)
-        for seed, lines in curve.seeds.items()
-        if (voted := [line for line in lines if line.get("ballots") is not None])
-    ]
-    size = max((_vote_size(line) for _, _, lines in strands for line in lines), default=1)
-    rounds_max = max(1, VOTE_CHARACTERS_MAX // (size * max(1, len(strands))))
-    longest = max((len(lines) for _, _, lines in strands), default=0)
-    shown = [
-        {
-            "curve": place,
-            "seed": seed,
-            "rounds": [_vote(lines[i]) for i in _spaced(len(lines), rounds_max)],
-        }
-        for place, seed, lines in strands
-    ]
-    if longest <= rounds_max:
-        return shown, ""
-    return shown, (
-        f"To keep this page small, {rounds_max} evenly spaced rounds of each curve can be chosen "
-        f"here, of up to {longest}; {ROUNDS} holds them all."
-    )
-
-
-def _vote(record: Round) -> dict[str, Any]:
-    proposers, voters = record.get("proposers") or [], record.get("voters") or []
-    ballots = list(record["ballots"])[: len(voters)]
-    ballots += [None] * (len(voters) - len(ballots))
-    return {
-        "round": record["round"],
-        "proposers": proposers,
-        "voters": voters,
-        "byzantine": record.get("byzantine_workers") or [],
-        "ballots": [None if b is None else _bits(b, len(proposers)) for b in ballots],
-        "selection": record.get("selection") or [],
-        "quorum": record.get("quorum"),
-        "outcome": record["outcome"],
-    }
-
-
-def _vote_size(record: Round) -> int:
-    """About how many characters a round's votes take on the page."""
-    proposers, voters = len(record.get("proposers") or []), len(record.get("voters") or [])
-    return 120 + voters * (proposers // 4 + 4) + 6 * (proposers + voters)
-
-
-def _bits(approved: Sequence[int], proposals: int) -> str:
-    """A ballot as hexadecimal digits, four proposals each, the first in the highest bit.
-
-    >>> _bits([0, 5], 6)
-    '84'
-    """
-    digits = [0] * -(-proposals // 4)
-    for proposal in approved:
-        if 0 <= proposal < proposals:
-            digits[proposal // 4] |= 8 >> proposal % 4
-    return "".join(f"{digit:x}" for digit in digits)
-
-
-def _spaced(length: int, count: int) -> list[int]:
-    """At most `count` places out of `length`, evenly spaced, the last always among them.
-
-    >>> _spaced(3, 5), _spaced(9, 3), _spaced(9, 1)
-    ([0, 1, 2], [0, 4, 8], [8])
-    """
-    if length <= count:
-        return list(range(length))
-    if count == 1:
-        return [length - 1]
-    return [place * (length - 1) // (count - 1) for place in range(count)]

@@ -44,15 +44,26 @@ COLUMNS: Mapping[str, tuple[str, Callable[[Any], Any]]] = MappingProxyType(
     }
 )
 """The columns; each is made from a field of a round's line."""
+RARE: Mapping[str, tuple[str, Callable[[Any], Any]]] = MappingProxyType(
+    {
+        **{key: (key, _same) for key in ("r2", "mae", "attack_success")},
+        "custom_errors": ("custom_errors", _count),
+        "honest_missing": ("honest_missing", _same),
+    }
+)
+"""Columns that are there only if a row has the field."""
 
 
 def to_csv(run: Run) -> str:
     """One row a round and curve, round 0 included, curve by curve; null is an empty cell."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(COLUMNS)
-    for row in with_round_zero(run.rows):
-        writer.writerow([read(row.get(field)) for field, read in COLUMNS.values()])
+    rows = with_round_zero(run.rows)
+    fields = {field for row in rows for field in row}
+    columns = {**COLUMNS, **{k: column for k, column in RARE.items() if column[0] in fields}}
+    writer.writerow(columns)
+    for row in rows:
+        writer.writerow([read(row.get(field)) for field, read in columns.values()])
     return text.getvalue()
 
 

@@ -5,7 +5,6 @@ import platform
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,31 +12,34 @@ import numpy as np
 import torch
 
 import holdout
-from holdout import results
+from holdout import device, results
 from holdout.config import Config, read_file
-from holdout.curve_rows import CurveKey, in_order, key_of, summarise
-from holdout.errors import UserError
+from holdout.curve_rows import CurveKey, count_errors, in_order, summarise
+from holdout.errors import PluginError, RunFailed, UserError
 from holdout.experiments.checkpoints import (
-    Place,
-    check_fit,
     notes_on_environment,
     remaining,
-    restore,
     state_to_go_on,
     to_checkpoint,
 )
+from holdout.experiments.code_record import notes_on_sources, sources_of
 from holdout.experiments.curve_files import named_tensors, save_end, save_model
-from holdout.experiments.curves import TableRow, final_table
+from holdout.experiments.curves import TableRow, final_table, group, has_success
+from holdout.experiments.first_error import FirstError
+from holdout.experiments.holders import SHARDS, shards_json
+from holdout.experiments.opened_run import OpenedRun, open_run
 from holdout.experiments.plan import ExperimentPlan, make_plan
 from holdout.experiments.plugins import Plugins
-from holdout.experiments.report import table_html, write_report
+from holdout.experiments.report import error_text, table_html, write_report
 from holdout.experiments.resolve_names import is_decentralized
+from holdout.experiments.rule_trial import try_rules
+from holdout.experiments.run_notes import Notes, notes_on_curves, notes_on_data
 from holdout.experiments.trackers import make_trackers
 from holdout.experiments.watchers import CallersWatcher, RunWatcher, Watchers
 from holdout.federation import central, decentralized
 from holdout.federation.network_sizes import notes_on
 from holdout.federation.round_setup import State, first_state
-from holdout.results import ResultsMark, RunFolder, Stored
+from holdout.results import ResultsMark, RunFolder
 from holdout.rounds import RoundRecord
 from holdout.saved_models import NamedTensors, Weights, weights_of
 
@@ -101,8 +103,9 @@ class Result:
     folder: Path | None = None
     """The run folder; None if the run was in memory alone."""
     notes: Sequence[str] = field(default_factory=list)
-    """What the sizes of a network without a server do not guarantee, that a resumed run may
-    differ, or that a tracker failed."""
+    """Reasons to doubt the result: what it does not prove, what went wrong with custom code, what
+    the sizes of a network without a server do not guarantee, that a resumed run may differ, or
+    that a tracker failed."""
     weights: Weights = field(default_factory=lambda: weights_of("", {}))
     """The trained weights as named tensors: `weights["holdout", 0]` for the rule `holdout` and
     seed 0 under the config's attack, `weights["mean", 0, "none"]` for the mean without attack."""
@@ -113,19 +116,37 @@ class Result:
 
     def accuracy(self, rule: str, attack: str | None = None) -> float:
         """Final test accuracy of a rule, averaged over seeds; under the config's attack if None."""
+        row = self._row(rule, attack)
+        if row.accuracy is None:
+            raise KeyError(f"a regression has no accuracy; measured({rule!r}) is its R2")
+        return row.accuracy
+
+    def measured(self, rule: str, attack: str | None = None) -> float:
+        """The same or, in a regression, the final R2 on the test rows."""
+        row = self._row(rule, attack)
+        assert row.measured is not None  # noqa: S101
+        return row.measured
+
+    def _row(self, rule: str, attack: str | None) -> TableRow:
         wanted = attack or self.config.attack.name
         for row in self.table():
-            if (row.rule, row.attack) == (rule, wanted) and row.accuracy is not None:
-                return row.accuracy
+            if (row.rule, row.attack) == (rule, wanted) and row.measured is not None:
+                return row
         raise KeyError(f"no curve of rule {rule!r} under attack {wanted!r}")
 
     def __repr__(self) -> str:
-        ends = "; ".join(f"{row.label} {row.accuracy_text()}" for row in self.table())
-        return f"<Result: {ends}>"
+        rows = self.table()
+        ends = "; ".join(f"{row.label} {row.measured_text()}" for row in rows)
+        measured = "".join({f", {row.metric.name}": None for row in rows if row.r2 is not None})
+        return f"<Result{measured}: {ends}>"
 
     def _repr_html_(self) -> str:
         head = ["rule", "without attack", "under attack", "drop"]
-        return table_html(head, [row.cells() for row in self.table()])
+        rows = self.table()
+        if not has_success(rows):
+            return table_html(head, [row.cells() for row in rows])
+        body = [(*row.cells(), row.success_text()) for row in rows]
+        return table_html([*head, "attack success"], body)
 
 
 def run(
@@ -136,11 +157,13 @@ def run(
     plugins: Plugins | None = None,
     watch: RunWatcher | Callable[[Progress], None] | None = None,
     say: Callable[[str], None] | None = None,
+    changed_code: bool = False,
 ) -> Result:
     """Run an experiment: some rules, one attack, one or several seeds.
 
     Everything is checked before any work is done. Ctrl-C keeps what is done if there is a run
-    folder.
+    folder. At the end a `RunFailed`, whose `result` holds what was run, is raised if in a curve all
+    honest proposals are missing, since custom workers failed.
 
     Args:
         config: The path of a TOML file, its values as nested mappings, or a `Config`.
@@ -152,7 +175,9 @@ def run(
         watch: Called with a `Progress` after each round; or an object with some of the methods
             `start(config)`, `round(progress)` and `finish(result)`, of which the last is called
             with None if the run stops early.
-        say: Called with each of the result's notes as soon as it is known.
+        say: Called with each note as soon as it is known, but for those that only the finished
+            rounds tell, and with the traceback of what custom workers raise first.
+        changed_code: Resume although custom code has changed since the run began; a note says so.
 
     >>> from holdout import Plugins, run
     >>> x, y = [[-3.0], [3.0]] * 20, [0, 1] * 20
@@ -170,68 +195,52 @@ def run(
     values = read_file(Path(config)) if isinstance(config, str | Path) else config
     plan = make_plan(values, plugins)
     path, notes = None if out is None else Path(out), Notes(say)
-    for note in notes_on(plan.config):
-        notes.add(note)
     # The caller last: what it raises ends a run whose round is done, and tracked.
     watchers = Watchers([*make_trackers(plan.config, path, notes.add), callers])
+    known = [*notes_on(plan.config), *notes_on_data(plan.dataset)]
+    for note in [*known, *notes_on_sources(sources_of(plan))]:
+        notes.keep(note)
     # The threads also while a checkpoint is checked: that founds a network anew, and its last bits
     # depend on their number.
-    with (
-        watchers.following(plan.config) as ended,
-        _threads(plan.config),
-        _open(plan, path, resume=resume) as opened,
-    ):
-        for note in notes_on_environment(opened.stored, environment(plan.config)):
-            notes.add(note)
-        ended.append(_run_curves(plan, opened, notes, watchers))
+    with _threads(plan.config), device.using(plan.config.experiment.device):
+        try_rules(plan)
+        with (
+            watchers.following(plan.config) as ended,
+            open_run(plan, path, resume=resume, changed_code=changed_code) as opened,
+        ):
+            for note in opened.changes:
+                notes.keep(note)
+            for note in notes_on_environment(opened.stored, environment(plan.config)):
+                notes.add(note)
+            errors = FirstError(opened.folder, say, watchers.round, opened.rows)
+            ended.append(_to_result(plan, opened, notes, errors))
+    _refuse_empty(ended[0], errors)
     return ended[0]
 
 
-class Notes(list[str]):
-    """What the user is told: a list of notes, each said as soon as it is known."""
-
-    def __init__(self, say: Callable[[str], None] | None = None) -> None:
-        super().__init__()
-        self._say = say
-
-    def add(self, note: str) -> None:
-        """Keep a note and say it."""
-        self.append(note)
-        if self._say is not None:
-            self._say(note)
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class OpenedRun:
-    """A run folder that is ready to be written, if there is one, and what it held before."""
-
-    folder: RunFolder | None
-    stored: Stored | None = None
-
-    @property
-    def place(self) -> Place | None:
-        """Where the run stopped; None if it has not begun."""
-        return restore(self.stored.checkpoint, self.stored.config) if self.stored else None
-
-    @property
-    def rows(self) -> Sequence[Mapping[str, Any]]:
-        """The rounds that are done."""
-        return self.stored.rows if self.stored else ()
+def _to_result(plan: ExperimentPlan, opened: OpenedRun, notes: Notes, errors: FirstError) -> Result:
+    """Run the curves that are left; what custom code does to them is told in any case."""
+    rounds, folder = list(opened.rows), opened.folder
+    try:
+        trained = _run_curves(plan, opened, rounds, errors)
+    except PluginError as error:
+        if folder is not None:
+            errors.stopped_by(error)
+            notes.keep_unsaid(f"the run was stopped: {error}")
+            finish(plan, rounds, folder, notes, error=errors.found)
+        raise
+    return finish(plan, rounds, folder, notes, error=errors.found, trained=trained)
 
 
-@contextmanager
-def _open(plan: ExperimentPlan, path: Path | None, *, resume: bool) -> Iterator[OpenedRun]:
-    if path is None:
-        yield OpenedRun(None)
-        return
-    config = plan.config
-    opening = (
-        results.resume(path, config.as_dict(), check=partial(check_fit, plan), may_extend=True)
-        if resume
-        else results.create(path, config.as_toml())
-    )
-    with opening as opened:
-        yield OpenedRun(*opened) if isinstance(opened, tuple) else OpenedRun(opened)
+def _refuse_empty(result: Result, errors: FirstError) -> None:
+    """Raise if in a curve no honest proposal ever arrived: it shows nothing."""
+    if empty := [curve.label for curve in group(result.rounds) if curve.is_empty]:
+        first = f"; the first: {told}" if (told := errors.text) else ""
+        raise RunFailed(
+            f"no honest proposal arrived in any round of {', '.join(empty)}: custom workers failed"
+            f"{first}",
+            result,
+        )
 
 
 def _refuse_other_types(config: object, plugins: object) -> None:
@@ -273,9 +282,10 @@ def _threads(config: Config) -> Iterator[None]:
 
 
 def _run_curves(
-    plan: ExperimentPlan, opened: OpenedRun, notes: Notes, watchers: Watchers
-) -> Result:
-    rounds, place, folder = list(opened.rows), opened.place, opened.folder
+    plan: ExperimentPlan, opened: OpenedRun, rounds: list[Mapping[str, Any]], watch: Watch
+) -> dict[CurveKey, NamedTensors]:
+    """Run what is left, adding to the rounds; the trained weights of what was run."""
+    place, folder = opened.place, opened.folder
     pieces = remaining(plan, rounds, place)
     each = plan.config.experiment.rounds
     done = each * len(plan.curves) - sum(each - piece.rounds_done for piece in pieces)
@@ -289,11 +299,11 @@ def _run_curves(
             state,
             folder=folder,
             rounds=rounds,
-            watch=watchers.round,
+            watch=watch,
             elsewhere=elsewhere,
         )
         done = elsewhere + each
-    return finish(plan, rounds, folder, notes, trained=trained)
+    return trained
 
 
 def run_curve(
@@ -336,10 +346,10 @@ def run_curve(
             if folder and experiment.save_every and state.round % experiment.save_every == 0:
                 tensors = named_tensors(federation.model, state.weights)
                 save_model(folder, plan, key, tensors, state.round, is_final=False)
-            if folder and mark and record.accuracy is not None and state.round < experiment.rounds:
+            if folder and mark and record.is_evaluated and state.round < experiment.rounds:
                 folder.save(to_checkpoint(key, state, now), mark)
             watch(Progress(record, elsewhere + state.round, experiment.rounds * len(plan.curves)))
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, PluginError):
         if folder and place:
             folder.save(to_checkpoint(key, place[0], now), place[1])
         raise
@@ -352,23 +362,50 @@ def finish(
     plan: ExperimentPlan,
     rounds: Sequence[Mapping[str, Any]],
     folder: RunFolder | None,
-    notes: Sequence[str] = (),
+    notes: Notes,
     *,
     threads: int | None = None,
+    error: Mapping[str, Any] | None = None,
     trained: Mapping[CurveKey, NamedTensors] | None = None,
 ) -> Result:
-    """The result of all curves; its summary and report go into the folder."""
-    config = plan.config.as_dict()
+    """The result of all curves; its summary and report go into the folder.
+
+    Args:
+        plan: What was run.
+        rounds: All rounds.
+        folder: Where it goes.
+        notes: Reasons for doubt that are known so far; those that the rounds tell are added.
+        threads: Torch's threads, if not the config's.
+        error: What custom code raised first.
+        trained: The trained weights, where no folder keeps them.
+    """
+    config, sources = plan.config.as_dict(), sources_of(plan)
     ordered = in_order(rounds, config)
+    raised = count_errors(ordered)
+    for note in notes_on_curves(group(ordered), config):
+        notes.keep_unsaid(note)
+    if error is not None and raised:
+        notes.keep_unsaid(f"custom workers raised {raised} times; the first: {error_text(error)}")
     now = environment(plan.config, threads=threads)
-    summary = summarise(ordered, config=config, environment=now)
+    summary = summarise(ordered, config=config, environment=now, notes=notes.kept)
+    for curve in summary["curves"]:
+        # Only custom code that raises ends a run, and writes its summary, inside a curve.
+        if curve["outcome"] == "completed" and curve["rounds"] < plan.config.experiment.rounds:
+            curve["outcome"] = "stopped"
+    if error is not None:
+        summary["custom_errors"] = {"count": raised, "first": error}
+    if sources:
+        summary["custom_code"] = sources
     if folder is None:
         weights = weights_of(plan.config.attack.name, trained or {})
         return Result(plan.config, ordered, summary, None, notes, weights)
     folder.write(results.SUMMARY, results.to_json(summary, indent=1) + "\n")
+    folder.write(SHARDS, shards_json(plan.config, plan.dataset))
     write_report(folder.path)
-    # What a crash between two writes may have left.
-    for key, row in {key_of(row): row for row in ordered}.items():
-        folder.drop_earlier_ends(key, row["round"])
+    for curve in summary["curves"]:
+        # What a crash between two writes may have left; a curve that is not over may yet need it.
+        if curve["outcome"] != "stopped":
+            key = CurveKey(curve["rule"], curve["attack"], curve["seed"])
+            folder.drop_earlier_ends(key, curve["rounds"])
     weights = results.folder_weights(folder.path, config)
     return Result(plan.config, ordered, summary, folder.path, notes, weights)

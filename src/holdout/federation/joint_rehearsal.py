@@ -84,8 +84,6 @@ class DeployedJointVote:
         if not updates:
             return None
         (verdict,) = self._judged([(told, sent)])
-        if not verdict.step.any():
-            return None
         kept = [] if self.memory.direction is None else [self.memory.direction]
         everything = Vectors.of([*updates, *self.voters.known, *sent, *kept])
         return combine(everything.rows, verdict.step)

@@ -5,7 +5,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from holdout.config import Config
-from holdout.curve_rows import MEASURED, CurveKey
+from holdout.curve_rows import CurveKey
+from holdout.metrics import MEASURED
 from holdout.rounds import RoundRecord
 
 NUMBERS = (

@@ -55,7 +55,7 @@ class TensorBoardTracker:
         for step, numbers in points(record):
             for name, value in numbers.items():
                 writer.add_scalar(name, value, step)
-        if record.accuracy is not None:
+        if record.is_evaluated:
             writer.flush()
         if is_last(record, self._config):
             self._writers.pop(key).close()
