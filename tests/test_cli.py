@@ -232,10 +232,13 @@ def test_a_run_prints_table_and_report_and_lines_of_progress(config, capsys):
         "accuracy.png",
         "checkpoint",
         "config.toml",
+        "loss.png",
+        "model",
         "report.html",
         "results.jsonl",
         "shards.json",
         "summary.json",
+        "worst_class_recall.png",
     ]
 
 
@@ -378,8 +381,8 @@ def test_resuming_with_another_config_or_a_damaged_checkpoint_changes_nothing(co
     capsys.readouterr()
     before = tiny.contents(Path("out"))
     again = ["run", config, "--out", "out", "--resume"]
-    assert "experiment.rounds was 3, is 4" in refused(
-        capsys, *again, "--set", "experiment.rounds=4"
+    assert "experiment.rounds was 3, is 4; vote.samples was 10, is 9" in refused(
+        capsys, *again, "--set", "experiment.rounds=4", "--set", "vote.samples=9"
     )
     assert "exists and is not empty" in refused(capsys, "run", config, "--out", "out")
     assert tiny.contents(Path("out")) == before
@@ -399,6 +402,26 @@ def test_a_name_that_looks_like_markup_is_printed_as_it_is(config, capsys):
     path.write_text(path.read_text().replace('"rule": "holdout"', '"rule": "[/red]:smile:"'))
     assert run_command(["report", "out"]) == 0
     assert "[/red]:smile:" in capsys.readouterr().out
+
+
+@pytest.mark.usefixtures("_small_page")
+def test_a_run_is_extended_tabulated_and_its_models_exported(config, capsys):
+    """The commands one after the other, as a user has them."""
+    assert run_command(["run", str(config), "--out", "out", "--save-every", "2"]) == 0
+    again = ["run", "--out", "out", "--resume", "--set"]
+    assert run_command([*again, "experiment.rounds=4"]) == 0
+    assert run_command(["report", "out", "--csv"]) == 0
+    assert capsys.readouterr().out.endswith("table: out/results.csv\n")
+    lines = Path("out/results.csv").read_text().splitlines()
+    assert lines[0].startswith("rule,attack,seed,round,outcome,accuracy,loss")
+    assert sum(line.startswith("holdout,bomb,0,") for line in lines) == 5
+    chosen = ["export", "out", "--rule", "holdout", "--seed", "0"]
+    assert run_command([*chosen, "--round", "2", "two.safetensors"]) == 0
+    assert run_command([*chosen, "four.safetensors"]) == 0
+    assert capsys.readouterr().out == (
+        "two.safetensors: holdout (bomb, seed 0), round 2, model mlp\n"
+        "four.safetensors: holdout (bomb, seed 0), round 4, model mlp\n"
+    )
 
 
 # --- A report ---

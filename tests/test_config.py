@@ -22,6 +22,7 @@ rules = ["mean", "trimmed-mean", "krum", "holdout-paper", "holdout"]
 rounds = 100
 seeds = [0]
 evaluate_every = 5
+save_every = 0
 baseline = true
 threads = 0
 device = "cpu"
@@ -79,6 +80,10 @@ onset = 1
 ramp = 0
 every = 1
 dormant = 0
+[track]
+tensorboard = false
+mlflow = false
+wandb = "off"
 """
 
 
@@ -201,6 +206,11 @@ MISTAKES = [
         'must be a non-negative number, "adaptive", "krum" or "krum-unsquared"',
     ),
     ("attack", "gamma", math.nan, "must be a non-negative number"),
+    ("experiment", "save_every", -1, "must be greater than or equal to 0"),
+    ("track", "tensorboard", 1, "must be true, false or text"),
+    ("track", "mlflow", "", "must be true, false or text"),
+    ("track", "wandb", True, "must be 'off', 'offline' or 'online'"),
+    ("track", "wandb", "on", "must be 'off', 'offline' or 'online'"),
     ("attack", "gamma", True, "must be a non-negative number"),
     ("attack", "gamma", "strong", "must be a non-negative number"),
     ("attack", "gamma_max", math.inf, "must be a finite number"),

@@ -419,6 +419,17 @@ def test_a_seed_that_diverged_stays_part_of_the_mean_that_is_drawn():
     assert line.mean == pytest.approx((0.15, 0.35, 0.5))
 
 
+def test_run_folders_from_before_there_was_a_setting_are_published(experiment, data, tmp_path):
+    work_queue.work([experiments.Step(experiment, "mean", 0)], data=data, runs=tmp_path)
+    whole = results.collect(experiment, tmp_path)
+    path = experiments.Step(experiment, "mean", 0).folder(tmp_path) / "config.toml"
+    path.write_text(path.read_text("utf-8").replace("save_every = 0\n", ""), "utf-8")
+    assert "save_every" not in path.read_text("utf-8")
+    assert results.collect(experiment, tmp_path) == whole
+    # What is measured before round 1 is no part of what is published.
+    assert all(number > 0 for strand in whole.strands for number, _ in strand.curve)
+
+
 def test_run_folders_of_other_settings_are_not_published(experiment, data, tmp_path):
     work_queue.work([experiments.Step(experiment, "mean", 0)], data=data, runs=tmp_path / "a")
     assert results.collect(experiment, tmp_path / "a")

@@ -12,9 +12,10 @@ import numpy as np
 import pytest
 from tests import tiny
 
-from holdout import results
+from holdout import checkpoint_files, results
+from holdout.curve_rows import summarise
 from holdout.errors import RunFolderError
-from holdout.results import Checkpoint, jsonable, read_run, summarise, to_json, write_atomic
+from holdout.results import Checkpoint, jsonable, read_run, to_json, write_atomic
 
 CONFIG = {"experiment": {"name": "x", "rounds": 3}}
 TOML = '[experiment]\nname = "x"\nrounds = 3\n'
@@ -96,7 +97,7 @@ def folder(tmp_path):
     return path
 
 
-def accept(checkpoint, rounds):
+def accept(stored):
     """A check that finds nothing wrong."""
 
 
@@ -134,12 +135,14 @@ def test_lines_are_there_as_soon_as_they_are_written(tmp_path):
 
 def test_resuming_cuts_off_what_the_checkpoint_does_not_vouch_for(folder):
     seen = []
-    with results.resume(folder, CONFIG, check=lambda *what: seen.append(what)) as (run, state):
+    with results.resume(folder, CONFIG, check=seen.append) as (run, stored):
+        state = stored.checkpoint
         assert state.meta["round"] == 2
         assert state.arrays["weights"].tolist() == [0, 1, 2, 3, 4]
         assert [r["round"] for r in read_run(folder).rows] == [1, 2]
         run.append({"round": 3})
-    assert seen == [(state, [{"round": 1}, {"round": 2}])]
+    assert seen == [stored]
+    assert (stored.config, stored.rows) == (CONFIG, [{"round": 1}, {"round": 2}])
     assert [r["round"] for r in read_run(folder).rows] == [1, 2, 3]
 
 
@@ -153,8 +156,8 @@ def test_marks_go_on_after_resuming_as_if_never_stopped(folder, tmp_path):
 
 def test_without_a_checkpoint_all_is_done_again(folder):
     (folder / results.CHECKPOINT).unlink()
-    with results.resume(folder, CONFIG, check=accept) as (_, checkpoint):
-        assert checkpoint is None
+    with results.resume(folder, CONFIG, check=accept) as (_, stored):
+        assert stored is None
         assert read_run(folder).rows == []
 
 
@@ -232,7 +235,7 @@ def test_another_config_is_refused_and_every_difference_named(folder):
     other = {"experiment": {"name": "x", "rounds": 4}, "vote": {"samples": 1}}
     refused(
         folder,
-        r"different config: experiment\.rounds was 3, is 4; vote\.samples was None, is 1;",
+        r"different config: experiment\.rounds was 3, is 4; vote\.samples was 2000, is 1;",
         config=other,
     )
 
@@ -284,7 +287,7 @@ def test_a_checkpoint_is_never_unpickled(folder):
 
 
 def test_a_checkpoint_of_another_schema_is_refused(folder, monkeypatch):
-    monkeypatch.setattr(results, "SCHEMA", 2)
+    monkeypatch.setattr(checkpoint_files, "SCHEMA", 2)
     refused(folder, "its schema is unknown")
 
 
@@ -309,7 +312,7 @@ def test_missing_results_are_refused(folder):
 
 
 def test_a_check_that_refuses_leaves_all_as_it_was(folder):
-    def check(checkpoint, rounds):
+    def check(stored):
         raise RunFolderError("not mine")
 
     refused(folder, "not mine", check=check)

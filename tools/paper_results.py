@@ -28,8 +28,9 @@ from paper_experiments import EXPERIMENTS, Experiment, Step
 from paper_queue import environment_file, read_lines
 from pydantic import BaseModel, ConfigDict, Field
 
-from holdout.config import Config, parse, read_file
-from holdout.results import CONFIG, MOVED, write_atomic
+from holdout.config import Config, parse, read_file, with_defaults
+from holdout.curve_rows import MOVED
+from holdout.results import CONFIG, write_atomic
 from holdout.voting import approve_count
 
 FOLDER = Path(__file__).resolve().parent.parent / "docs" / "results"
@@ -138,7 +139,8 @@ def collect(experiment: Experiment, runs: Path) -> Measured | None:
             if not rounds:
                 continue
             config = parse(experiment.values(rule=rule, seed=seed, data=runs)).checked()
-            if _without_path(read_file(folder / CONFIG)) != _without_path(config.as_dict()):
+            stored = with_defaults(read_file(folder / CONFIG), like=config.as_dict())
+            if _without_path(stored) != _without_path(config.as_dict()):
                 raise SystemExit(f"{folder} was run with other settings than the table has now")
             if strand := summarise(rounds, config):
                 strands.append(strand)

@@ -6,8 +6,9 @@ Runs the demo with two seeds, ten rounds without a server, 200 seeds of the prot
 two sizes, and the paper's MNIST figure cut to five rounds, all on one thread, and compares the
 SHA-256 of what they write with those kept beside this script. `seconds` is left out: it is the only
 field that may differ. The digests are of the vote by approvals, and were recorded when it was
-called `holdout` and a round had no fields for joint ballots. They hold for one kind of processor
-and the pinned torch; on another, record them before a change and compare after it.
+called `holdout`, a round had no fields for joint ballots, and nothing was measured before the first
+one. They hold for one kind of processor and the pinned torch; on another, record them before a
+change and compare after it.
 """
 
 import argparse
@@ -27,8 +28,8 @@ DECENTRALIZED = (
 ONE_THREAD = ("--set", "experiment.threads=1")
 APPROVALS = "holdout-1"
 DEMO_RULES = ("mean", "trimmed-mean", "krum", "holdout-paper", APPROVALS)
-LEFT_OUT = ("seconds", "weights", "voter_weights")
-"""The time, and the fields for joint ballots."""
+LEFT_OUT = ("seconds", "weights", "voter_weights", "initial")
+"""The time, the fields for joint ballots, and what was measured before round 1."""
 
 
 def main() -> int:

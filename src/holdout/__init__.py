@@ -32,9 +32,11 @@ __all__ = [
     "Run",
     "RunFailed",
     "RunFolderError",
+    "RunWatcher",
     "Stream",
     "TableRow",
     "UserError",
+    "Weights",
     "Worker",
     "__version__",
     "apply_settings",
@@ -65,7 +67,9 @@ if TYPE_CHECKING:
     from holdout.experiments.curves import TableRow
     from holdout.experiments.plugins import Plugins
     from holdout.experiments.runner import Progress, Result, run
+    from holdout.experiments.watchers import RunWatcher
     from holdout.results import Run, read_run
+    from holdout.saved_models import Weights
     from holdout.seeds import Stream, stream
     from holdout.workers import HonestWorker, Recipe, Worker
 else:
@@ -92,7 +96,9 @@ else:
             "holdout.experiments.curves": ("TableRow",),
             "holdout.experiments.plugins": ("Plugins",),
             "holdout.experiments.runner": ("Progress", "Result", "run"),
+            "holdout.experiments.watchers": ("RunWatcher",),
             "holdout.results": ("Run", "read_run"),
+            "holdout.saved_models": ("Weights",),
             "holdout.seeds": ("Stream", "stream"),
             "holdout.workers": ("HonestWorker", "Recipe", "Worker"),
         },

@@ -11,7 +11,7 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """The number by which curves are compared; higher is better.
+    """Something that is measured over the rounds.
 
     >>> ACCURACY.text(0.8837), R2.text(0.8837)
     ('88.4 %', '0.884')
@@ -33,6 +33,11 @@ class Metric:
     """The unit of a difference."""
     shown_min: float = 0.0
     """The least value that a figure shows: what is worse may be so by any amount."""
+    highest: float | None = 1.0
+    """The end of the scale; None: there is none, and values may differ by powers of ten."""
+    best_is_high: bool = True
+    title: str = ""
+    """What an axis calls it, if not "test" and its name."""
 
     def text(self, value: float, *, space: str = " ") -> str:
         """A value as people read it."""
@@ -49,22 +54,65 @@ class Metric:
     @property
     def axis(self) -> str:
         """The title of an axis."""
-        return f"test {self.name} ({self.unit})" if self.unit else f"test {self.name}"
+        title = self.title or f"test {self.name}"
+        return f"{title} ({self.unit})" if self.unit else title
+
+    @property
+    def hover(self) -> str:
+        """A scaled value as a chart of plotly writes it."""
+        digits = f".{self.digits}f" if self.highest is not None else ".3g"
+        return f"%{{y:{digits}}}{self.unit and ' ' + self.unit}"
 
 
 ACCURACY = Metric("accuracy", "accuracy", scale=100.0, digits=1, unit="%", points="points")
 R2 = Metric("r2", "R²", scale=1.0, digits=3, unit="", points="", shown_min=-1.0)
-ATTACK_SUCCESS = Metric(
-    "attack_success", "attack success", scale=100.0, digits=1, unit="%", points="points"
+LOSS = Metric(
+    "loss", "loss", scale=1.0, digits=3, unit="", points="", highest=None, best_is_high=False
 )
-MAE_KEY = "mae"
-"""The field of a round that holds the mean absolute error of a regression."""
+WORST_CLASS_RECALL = Metric(
+    "worst_class_recall",
+    "recall of the worst class",
+    scale=100.0,
+    digits=1,
+    unit="%",
+    points="points",
+    title="recall of the worst class",
+)
+MAE = Metric(
+    "mae",
+    "mean absolute error",
+    scale=1.0,
+    digits=3,
+    unit="",
+    points="",
+    highest=None,
+    best_is_high=False,
+)
+ATTACK_SUCCESS = Metric(
+    "attack_success",
+    "attack success",
+    scale=100.0,
+    digits=1,
+    unit="%",
+    points="points",
+    best_is_high=False,
+    title="attack success",
+)
+MEASURED = tuple(m.key for m in (ACCURACY, LOSS, WORST_CLASS_RECALL, R2, MAE, ATTACK_SUCCESS))
+"""The fields of a round that an evaluation may fill."""
+INITIAL = "initial"
+"""The field of a curve's first round that holds what was measured before its first step."""
 
 
 def metric_of(rounds: Iterable[Mapping[str, Any]]) -> Metric:
-    """What these rounds are measured by.
+    """What curves of these rounds are compared by; higher is better.
 
     >>> metric_of([{"accuracy": None}, {"accuracy": 0.5}]).key, metric_of([{"r2": 0.1}]).key
     ('accuracy', 'r2')
     """
-    return R2 if any(R2.key in record for record in rounds) else ACCURACY
+    return R2 if any(R2.key in record or _begins_with_r2(record) for record in rounds) else ACCURACY
+
+
+def _begins_with_r2(record: Mapping[str, Any]) -> bool:
+    initial = record.get(INITIAL)
+    return isinstance(initial, Mapping) and R2.key in initial

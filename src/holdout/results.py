@@ -4,8 +4,9 @@
     results.jsonl   one line a round, streamed; see `holdout.rounds.RoundRecord`
     summary.json    one entry a curve
     shards.json     who holds how many rows of which labels
-    accuracy.png, report.html
-    checkpoint/     where to continue after an interruption
+    model/          the trained models; see `holdout.saved_models`
+    report.html     and what it shows as pictures: accuracy.png, loss.png and others
+    checkpoint/     where to continue after an interruption, and where each curve ended
 
 A file appears whole or not at all: it is written under a temporary name, synced and renamed. The
 exception is `results.jsonl`, which grows: a checkpoint states how much of it is good, and resuming
@@ -13,46 +14,34 @@ cuts off the rest, once everything is known to fit. A lock keeps a second proces
 """
 
 import fcntl
+import glob
 import hashlib
-import io
 import json
 import math
 import os
 import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
 
-import numpy as np
-import numpy.typing as npt
+import tomli_w
 
+from holdout import checkpoint_files
+from holdout.checkpoint_files import ENDS, Checkpoint, end_path
+from holdout.curve_rows import NO_ATTACK, CurveKey, in_order, planned_curves, with_round_zero
 from holdout.errors import RunFolderError
-from holdout.metrics import metric_of
+from holdout.saved_models import Weights, weights_in, weights_of
 
 if TYPE_CHECKING:
     # Only its type: experiments are a layer above this one.
     from holdout.experiments.runner import Result
 
-SCHEMA = 1
 CONFIG, ROUNDS, SUMMARY = "config.toml", "results.jsonl", "summary.json"
 CHECKPOINT = Path("checkpoint") / "state.npz"
 LOCK = ".lock"
-
-# The outcomes of rounds that moved the model or ended the curve; every other round is empty.
-MOVED = frozenset({"step", "diverged"})
-
-Arrays = Mapping[str, npt.NDArray[Any]]
-
-
-@dataclass(frozen=True, slots=True)
-class Checkpoint:
-    """The state to continue from: how many rounds are recorded, and what the next one needs."""
-
-    meta: Mapping[str, Any]
-    arrays: Arrays
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +50,17 @@ class ResultsMark:
 
     length: int
     sha256: str
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """What a run folder holds when it is opened to go on."""
+
+    path: Path
+    config: Mapping[str, Any]
+    checkpoint: Checkpoint
+    rows: Sequence[Mapping[str, Any]]
+    """The rounds that the checkpoint vouches for, in the order of the file."""
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -81,17 +81,23 @@ class Run:
     """The complete config, by section and key."""
     rows: Sequence[Mapping[str, Any]]
     """One mapping a round: the lines of `results.jsonl`, whose fields docs/results-format.md
-    describes."""
+    describes, curve by curve in the order of the config."""
+    weights: Weights = field(default_factory=lambda: weights_of(NO_ATTACK, {}))
+    """The trained weights by rule and seed, as in `Result.weights`; read when they are used."""
 
     def to_pandas(self) -> Any:
-        """The rows as a `pandas.DataFrame`, if pandas is there."""
+        """The rows as a `pandas.DataFrame`, if pandas is there.
+
+        What was measured before a curve's first step is a row of its own, of round 0, in which
+        nobody was drawn and whose outcome is "initial".
+        """
         try:
             import pandas as pd
         except ModuleNotFoundError as error:
             raise ModuleNotFoundError(
                 "Run.to_pandas needs pandas: pip install pandas", name=error.name
             ) from error
-        return pd.DataFrame(self.rows)
+        return pd.DataFrame(with_round_zero(self.rows))
 
     def __iter__(self) -> Iterator[Mapping[str, Any]]:
         return iter(self.rows)
@@ -172,21 +178,33 @@ class RunFolder:
         """Make the results durable up to `mark`, and the checkpoint the place to continue from."""
         os.fsync(self._rounds.fileno())
         meta = {
-            **checkpoint.meta,
-            "schema": SCHEMA,
+            **jsonable(checkpoint.meta),
             "results_bytes": mark.length,
             "results_sha256": mark.sha256,
         }
-        buffer = io.BytesIO()
-        header = np.frombuffer(to_json(meta).encode(), np.uint8)
-        np.savez(buffer, allow_pickle=False, **{"meta": header, **checkpoint.arrays})
-        content = buffer.getvalue()
-        # A zip's own checksums leave its headers out.
-        write_atomic(self.path / CHECKPOINT, content + hashlib.sha256(content).digest())
+        content = checkpoint_files.encode(Checkpoint(meta, checkpoint.arrays))
+        write_atomic(self.path / CHECKPOINT, content)
+
+    def save_end(self, key: CurveKey, round_number: int, checkpoint: Checkpoint) -> None:
+        """Keep the state in which a curve ended, for more rounds than were asked for so far."""
+        content = checkpoint_files.encode(Checkpoint(jsonable(checkpoint.meta), checkpoint.arrays))
+        self.write_bytes(end_path(key, round_number), content)
+
+    def drop_earlier_ends(self, key: CurveKey, round_number: int) -> None:
+        """Remove what `save_end` kept of this curve's earlier rounds."""
+        for path in (self.path / ENDS).glob(f"{glob.escape(key.file_name())}-round-*.npz"):
+            if path.name != end_path(key, round_number).name:
+                path.unlink()
 
     def write(self, name: str, content: str) -> None:
         """Write a whole file of the folder."""
         write_atomic(self.path / name, content.encode())
+
+    def write_bytes(self, place: Path, content: bytes) -> None:
+        """Write a whole file, at this place below the folder."""
+        path = self.path / place
+        path.parent.mkdir(exist_ok=True)
+        write_atomic(path, content)
 
     def close(self) -> None:
         """Close the stream of rounds."""
@@ -229,33 +247,65 @@ def resume(
     path: Path,
     config: Mapping[str, Any],
     *,
-    check: Callable[[Checkpoint, Sequence[Mapping[str, Any]]], None],
-) -> Iterator[tuple[RunFolder, Checkpoint | None]]:
+    check: Callable[[Stored], None],
+    may_extend: bool = False,
+) -> Iterator[tuple[RunFolder, Stored | None]]:
     """Open a run folder to continue it; refused if the config differs or the folder is damaged.
 
-    `check` sees the checkpoint and the rounds that it vouches for before anything is changed.
-    """
-    from holdout.config import with_defaults  # Slow to import, and needed here alone.
+    Args:
+        path: The run folder.
+        config: The complete config with which it goes on.
+        check: Sees what the folder holds before anything is changed.
+        may_extend: Whether the config may ask for more rounds, rules or seeds than the stored one.
 
-    stored = with_defaults(read_config(path), like=config)
-    if stored != config:
-        raise RunFolderError(
-            f"{path} holds a run with a different config: {_differences(stored, config)}; "
-            "a run is resumed with the config it was started with"
-        )
+    Yields:
+        The folder, and what it held; None without a checkpoint.
+    """
+    before, adds = _config_to_go_on(path, config, may_extend=may_extend)
     with ExitStack() as stack:
         with _explained(path):
             stack.enter_context(_lock(path))
-            checkpoint = _read_checkpoint(path)
+            checkpoint, stored = _read_checkpoint(path), None
             length = checkpoint.meta["results_bytes"] if checkpoint else 0
             with (path / ROUNDS).open("r+b") as file:
                 if checkpoint:
-                    check(checkpoint, _read_rounds(path, file.read(length)))
+                    stored = Stored(path, before, checkpoint, _read_rounds(path, file.read(length)))
+                    check(stored)
+                elif adds and file.read(1):
+                    raise RunFolderError(
+                        f"{path / CHECKPOINT} is missing: the run can be resumed as it is, which "
+                        "begins anew, but not extended"
+                    )
                 # Lines past the checkpoint are done again, with the same result.
                 file.truncate(length)
             (path / CHECKPOINT).parent.mkdir(exist_ok=True)
+            if before != config:
+                # Nothing else has to change with it: what is left to do is told from the rounds.
+                write_atomic(path / CONFIG, tomli_w.dumps(config).encode())
             folder = stack.enter_context(closing(RunFolder(path)))
-        yield folder, checkpoint
+        yield folder, stored
+
+
+def _config_to_go_on(
+    path: Path, config: Mapping[str, Any], *, may_extend: bool
+) -> tuple[Mapping[str, Any], bool]:
+    """The stored config, if a run of it can go on with this one, and whether that adds to it."""
+    # Slow to import, and needed here alone.
+    from holdout.config import with_defaults
+    from holdout.config.changes import differences, is_extension, is_same_run
+
+    stored = with_defaults(read_config(path), like=config)
+    if is_same_run(stored, config):
+        return stored, False
+    if may_extend and is_extension(stored, config):
+        return stored, True
+    told = "; ".join(
+        f"{key} was {old!r}, is {new!r}" for key, (old, new) in differences(stored, config).items()
+    )
+    rule = "a run is resumed with the config it was started with"
+    if may_extend:
+        rule += ", to which only rounds, rules and seeds can be added"
+    raise RunFolderError(f"{path} holds a run with a different config: {told}; {rule}")
 
 
 def free_path(parent: Path, name: str) -> Path:
@@ -286,7 +336,9 @@ def read_config(path: Path) -> dict[str, Any]:
 
 
 def read_run(source: "Path | str | Result") -> Run:
-    """The rows of a run folder, or of a result in memory; a last line cut short is left out.
+    """What a run folder holds, or a result in memory: rows, config, trained weights.
+
+    A last line cut short is left out.
 
     Args:
         source: A run folder, finished or not, or what `holdout.run` returned.
@@ -304,60 +356,22 @@ def read_run(source: "Path | str | Result") -> Run:
     (<Run: 2 rounds of mean>, [1, 2])
     """
     if not isinstance(source, str | Path):
-        return Run(source.folder, source.summary["config"], source.rounds)
+        return Run(source.folder, source.summary["config"], source.rounds, source.weights)
     path = Path(source)
     config = read_config(path)
     try:
         content = (path / ROUNDS).read_bytes()
     except OSError as error:
         raise RunFolderError(f"{path / ROUNDS} cannot be read: {error.strerror}") from error
-    return Run(path, config, _read_rounds(path, content))
+    rows = in_order(_read_rounds(path, content), config)
+    return Run(path, config, rows, folder_weights(path, config))
 
 
-def summarise(
-    rounds: Sequence[Mapping[str, Any]],
-    *,
-    config: Mapping[str, Any],
-    environment: Mapping[str, Any],
-    notes: Sequence[str] = (),
-) -> dict[str, Any]:
-    """What `summary.json` holds: one entry a curve, in the order of the rounds."""
-    curves: dict[tuple[str, str, int], list[Mapping[str, Any]]] = {}
-    for record in rounds:
-        curves.setdefault((record["rule"], record["attack"], record["seed"]), []).append(record)
-    return {
-        "schema": SCHEMA,
-        "config": config,
-        "environment": environment,
-        "curves": [_summarise_curve(key, lines) for key, lines in curves.items()],
-        "notes": list(notes),
-    }
-
-
-def count_errors(rounds: Sequence[Mapping[str, Any]]) -> int:
-    """How often custom workers raised."""
-    return sum(sum(record.get("custom_errors", {}).values()) for record in rounds)
-
-
-def _summarise_curve(
-    key: tuple[str, str, int], lines: Sequence[Mapping[str, Any]]
-) -> dict[str, Any]:
-    rule, attack, seed = key
-    metric = metric_of(lines)
-    values = [line[metric.key] for line in lines if line.get(metric.key) is not None]
-    successes = [line["attack_success"] for line in lines if line.get("attack_success") is not None]
-    return {
-        "rule": rule,
-        "attack": attack,
-        "seed": seed,
-        "rounds": len(lines),
-        f"final_{metric.key}": values[-1] if values else None,
-        f"best_{metric.key}": max(values, default=None),
-        **({"final_attack_success": successes[-1]} if successes else {}),
-        "outcome": "diverged" if lines[-1]["outcome"] == "diverged" else "completed",
-        "empty_rounds": sum(line["outcome"] not in MOVED for line in lines),
-        "seconds": round(sum(line["seconds"] for line in lines), 3),
-    }
+def folder_weights(path: Path, config: Mapping[str, Any]) -> Weights:
+    """The trained weights in a run folder."""
+    attack = config.get("attack")
+    name = attack.get("name") if isinstance(attack, Mapping) else None
+    return weights_in(path, str(name or NO_ATTACK), planned_curves(config))
 
 
 def _read_rounds(path: Path, content: bytes) -> list[Mapping[str, Any]]:
@@ -404,15 +418,10 @@ def _read_checkpoint(path: Path) -> Checkpoint | None:
     if not file.exists():
         return None
     try:
-        content, digest = _split(file.read_bytes())
-        if hashlib.sha256(content).digest() != digest:
-            raise ValueError("its checksum is wrong")  # noqa: TRY301
-        with np.load(io.BytesIO(content), allow_pickle=False) as arrays:
-            found = {name: arrays[name] for name in arrays.files}
-        meta = json.loads(found.pop("meta").tobytes())
-        expected, length = meta["results_sha256"], meta["results_bytes"]
-        if meta["schema"] != SCHEMA or not isinstance(length, int):
-            raise ValueError("its schema is unknown")  # noqa: TRY301
+        checkpoint = checkpoint_files.decode(file.read_bytes())
+        expected, length = checkpoint.meta["results_sha256"], checkpoint.meta["results_bytes"]
+        if not isinstance(length, int):
+            raise ValueError("its schema is unknown")  # noqa: TRY004, TRY301
         with (path / ROUNDS).open("rb") as rounds:
             actual = hashlib.sha256(rounds.read(length)).hexdigest()
     except (OSError, ValueError, KeyError, TypeError, EOFError) as error:
@@ -421,30 +430,4 @@ def _read_checkpoint(path: Path) -> Checkpoint | None:
         raise RunFolderError(
             f"{path / ROUNDS} does not match {CHECKPOINT}; the run cannot be resumed"
         )
-    return Checkpoint(meta, found)
-
-
-def _split(content: bytes) -> tuple[bytes, bytes]:
-    """A checkpoint's arrays, and the SHA-256 that follows them."""
-    size = hashlib.sha256().digest_size
-    return content[:-size], content[-size:]
-
-
-def _differences(stored: Mapping[str, Any], given: Mapping[str, Any]) -> str:
-    old, new = _flat(stored), _flat(given)
-    return "; ".join(
-        f"{key} was {old.get(key)!r}, is {new.get(key)!r}"
-        for key in sorted({*old, *new})
-        if old.get(key) != new.get(key)
-    )
-
-
-def _flat(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The values by "section.key"."""
-    flat: dict[str, Any] = {}
-    for section, values in config.items():
-        if isinstance(values, Mapping):
-            flat |= {f"{section}.{key}": value for key, value in values.items()}
-        else:
-            flat[section] = values
-    return flat
+    return checkpoint

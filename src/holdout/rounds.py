@@ -274,6 +274,8 @@ class RoundRecord:
     attack_success: float | None
     """Of triggered test rows, the share that is misread as the attack wants it; in the lines of
     `results.jsonl` only where it was measured."""
+    initial: Mapping[str, float | None] | None
+    """In round 1: what an evaluation of the initial weights measures."""
     gamma: float | None
     proposers: Sequence[int]
     voters: Sequence[int]
@@ -310,8 +312,7 @@ class RoundRecord:
         values = asdict(self)
         values["custom_errors"] = count(failure.kind for failure in self.custom_errors)
         left_out = {key for key in ("custom_errors", "honest_missing") if not values[key]}
-        if self.attack_success is None:
-            left_out.add("attack_success")
+        left_out |= {key for key in ("attack_success", "initial") if values[key] is None}
         if self.mae is None:
             left_out |= {"r2", "mae"}
         return {key: value for key, value in values.items() if key not in left_out}
@@ -366,10 +367,11 @@ def record_round(
         loss=None,
         worst_class_recall=None,
         attack_success=None,
+        initial=None,
         gamma=gamma,
         proposers=proposers,
         voters=voters,
-        **_liars_among(proposers, voters, byzantine, decision),
+        **_liars(byzantine, proposers, voters, decision.selection),
         ballots=ballots if is_vote else None,
         selection=decision.selection,
         approve_count=decision.approve_count,
@@ -386,26 +388,22 @@ def record_round(
     )
 
 
-def _liars_among(
+def _liars(
+    byzantine: frozenset[WorkerId] | None,
     proposers: Sequence[WorkerId],
     voters: Sequence[WorkerId],
-    byzantine: frozenset[WorkerId] | None,
-    decision: Decision,
-) -> Mapping[str, Any]:
+    selection: Sequence[ProposalId] | None,
+) -> dict[str, Any]:
+    """The fields of a record that say who of those drawn lies, as far as anybody can know."""
     if byzantine is None:
-        return {
-            "byzantine_workers": (),
-            "byzantine_proposers": None,
-            "byzantine_voters": None,
-            "byzantine_selected": None,
-        }
+        names = ("byzantine_proposers", "byzantine_voters", "byzantine_selected")
+        return {"byzantine_workers": (), **dict.fromkeys(names)}
     lies = {ProposalId(p) for p, worker in enumerate(proposers) if worker in byzantine}
-    chosen = decision.selection
     return {
         "byzantine_workers": sorted(byzantine.intersection({*proposers, *voters})),
         "byzantine_proposers": len(lies),
         "byzantine_voters": len(byzantine.intersection(voters)),
-        "byzantine_selected": None if chosen is None else len(lies.intersection(chosen)),
+        "byzantine_selected": None if selection is None else len(lies.intersection(selection)),
     }
 
 

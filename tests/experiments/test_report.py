@@ -1,3 +1,4 @@
+import csv
 import json
 import re
 import struct
@@ -9,11 +10,14 @@ import tomli_w
 from plotly.offline import get_plotlyjs
 
 from holdout.errors import RunFolderError
-from holdout.experiments import figures, report
+from holdout.experiments import figures, report_data
 from holdout.experiments.curves import final_table, group
-from holdout.experiments.figures import DPI, SIZE_INCHES, accuracy_png, looks, looks_of_rules
+from holdout.experiments.figures import DPI, SIZE_INCHES, looks, looks_of_rules, quantity_png
 from holdout.experiments.headlines import headline, unfinished
 from holdout.experiments.report import write_report
+from holdout.experiments.results_csv import write_csv
+from holdout.metrics import ACCURACY, LOSS
+from holdout.results import read_run
 
 NASTY = "</script><script>alert(1)</script>&\"'<b>$x_{$ \u4e2d\ud800"
 CONFIG = {
@@ -32,7 +36,7 @@ CONFIG = {
 @pytest.fixture(autouse=True)
 def _small_page(monkeypatch):
     """Plotly's five megabytes and the picture's every dot tell most tests nothing."""
-    monkeypatch.setattr(report, "get_plotlyjs", lambda: "var Plotly;")
+    monkeypatch.setattr(report_data, "get_plotlyjs", lambda: "var Plotly;")
     monkeypatch.setattr(figures, "DPI", 30)
 
 
@@ -76,7 +80,7 @@ def whole_run():
 
 
 def write_run(folder: Path, rounds, config=CONFIG) -> Path:
-    folder.mkdir(exist_ok=True)
+    folder.mkdir(exist_ok=True, parents=True)
     (folder / "config.toml").write_text(tomli_w.dumps(config), "utf-8")
     (folder / "results.jsonl").write_text("".join(json.dumps(r) + "\n" for r in rounds), "utf-8")
     return folder
@@ -216,6 +220,8 @@ def test_the_same_results_give_the_same_bytes(tmp_path):
         "config.toml",
         "results.jsonl",
         "accuracy.png",
+        "loss.png",
+        "worst_class_recall.png",
         "report.html",
     }
 
@@ -231,7 +237,7 @@ def test_the_figure_is_a_png_of_the_stated_size(tmp_path, monkeypatch):
 
 
 def test_the_page_parses_and_loads_nothing_from_outside(tmp_path, monkeypatch):
-    monkeypatch.setattr(report, "get_plotlyjs", get_plotlyjs)
+    monkeypatch.setattr(report_data, "get_plotlyjs", get_plotlyjs)
     page = Page(write_report(write_run(tmp_path, whole_run())))
     assert page.open == []
     assert not {"src", "href", "srcset", "action"}.intersection(key for key, _ in page.attributes)
@@ -275,8 +281,8 @@ def test_names_are_shown_and_never_run(tmp_path):
 
 
 def test_huge_results_are_thinned_evenly_and_the_page_says_so(tmp_path, monkeypatch):
-    monkeypatch.setattr(report, "VOTE_CHARACTERS_MAX", 1700)
-    monkeypatch.setattr(report, "POINTS_MAX", 5)
+    monkeypatch.setattr(report_data, "VOTE_CHARACTERS_MAX", 1700)
+    monkeypatch.setattr(report_data, "POINTS_MAX", 5)
     rounds = [line(number=n, accuracy=0.5) for n in range(1, 102)]
     page = Page(write_report(write_run(tmp_path, rounds)))
     shown = [vote["round"] for vote in page.data["votes"][0]["rounds"]]
@@ -366,4 +372,127 @@ def test_a_folder_without_a_run_is_refused(tmp_path):
 
 
 def test_the_figure_shows_names_that_matplotlib_would_read_as_something_else():
-    assert accuracy_png(group([line("_x $\\frac$ \u4e2d" + "y" * 99, accuracy=0.5)]))
+    assert quantity_png(group([line("_x $\\frac$ \u4e2d" + "y" * 99, accuracy=0.5)]), ACCURACY)
+
+
+def started(accuracy, loss, **others):
+    """A first round, with what was measured before it."""
+    initial = {"accuracy": accuracy, "loss": loss, "worst_class_recall": 0.0}
+    return line(number=1, initial=initial, **others)
+
+
+def test_round_zero_is_drawn_and_counts_for_nothing_else(tmp_path):
+    rounds = [
+        started(0.1, 2.3),
+        line(number=2, accuracy=0.6, loss=1.1, worst_class_recall=0.3),
+        started(0.3, 2.5, seed=1),
+        line(number=2, seed=1, accuracy=0.8, loss=1.3, worst_class_recall=0.5),
+    ]
+    (curve,) = group(rounds)
+    accuracy = curve.line("accuracy")
+    assert (accuracy.rounds, accuracy.mean) == ((0, 2), pytest.approx((0.2, 0.7)))
+    assert (accuracy.low, accuracy.high) == ((0.1, 0.6), (0.3, 0.8))
+    assert curve.line("gamma").rounds == (1, 2)
+    assert curve.line("worst_class_recall").mean == pytest.approx((0.0, 0.4))
+    before = [{k: v for k, v in record.items() if k != "initial"} for record in rounds]
+    assert final_table(rounds) == final_table(before)
+    config = {**CONFIG, "experiment": {**CONFIG["experiment"], "rules": ["holdout"]}}
+    page = Page(write_report(write_run(tmp_path / "run", rounds, config)))
+    (chart,) = page.data["curves"]
+    assert chart["accuracy"]["rounds"] == [0, 2]
+    assert chart["loss"]["mean"] == pytest.approx([2.4, 1.2])
+    assert chart["worst_class_recall"]["mean"] == pytest.approx([0.0, 40.0])
+
+
+def test_a_run_whose_first_model_is_all_that_was_measured_has_no_result_yet(tmp_path):
+    folder = write_run(tmp_path / "run", [started(0.1, 2.3)])
+    assert final_table([started(0.1, 2.3)])[0].accuracy is None
+    assert "No round was evaluated yet" in write_report(folder).read_text("utf-8")
+
+
+@pytest.mark.parametrize("wrong", [3, "x", [0.1], {"accuracy": "high"}, {"loss": [1]}])
+def test_a_first_measurement_of_the_wrong_kind_is_refused(tmp_path, wrong):
+    folder = write_run(tmp_path / "run", [line(initial=wrong)])
+    with pytest.raises(RunFolderError, match="line 1: initial has the wrong kind of value"):
+        write_report(folder)
+
+
+def test_there_is_a_picture_of_each_quantity_and_they_differ(tmp_path):
+    folder = write_run(tmp_path / "run", whole_run())
+    write_report(folder)
+    names = ("accuracy", "loss", "worst_class_recall")
+    pictures = [(folder / f"{name}.png").read_bytes() for name in names]
+    assert len(set(pictures)) == 3
+    assert all(picture.startswith(b"\x89PNG") for picture in pictures)
+    write_report(folder)
+    assert [(folder / f"{name}.png").read_bytes() for name in names] == pictures
+
+
+@pytest.mark.parametrize("losses", [(2.3, 0.1), (2.3, 1e30), (1e-9, 1e-9), (0.0, 0.0), (0.0, 1e9)])
+def test_any_losses_can_be_drawn(losses):
+    rounds = [line(number=n, accuracy=0.5, loss=loss) for n, loss in enumerate(losses, 1)]
+    assert quantity_png(group(rounds), LOSS).startswith(b"\x89PNG")
+
+
+def test_lines_in_the_order_of_an_extension_give_the_same_report(tmp_path):
+    rounds = whole_run()
+    asked_at_once = write_run(tmp_path / "one" / "run", rounds)
+    # One seed of two rules for one round; then the second round, Krum, and the other seed.
+    later = [r for r in rounds if r["rule"] == "krum" or r["seed"] == 1 or r["round"] == 2]
+    first = [r for r in rounds if r not in later]
+    extended = write_run(tmp_path / "other" / "run", first + later)
+    assert [r["rule"] for r in first] == ["mean", "holdout"]
+    for folder in (asked_at_once, extended):
+        write_report(folder)
+    for name in ("report.html", "accuracy.png", "loss.png"):
+        assert (asked_at_once / name).read_bytes() == (extended / name).read_bytes()
+
+
+# --- The table ---
+
+
+def test_the_table_has_a_row_a_round_and_curve_and_round_zero_before(tmp_path):
+    rounds = [
+        started(0.1, 2.3, rejected_proposals={"missing": 2, "not-finite": 1}),
+        line(number=2, accuracy=0.6, selection=None, byzantine_selected=None),
+        line("mean", "none", 0, 1, 0.7),
+    ]
+    path = write_csv(write_run(tmp_path / "run", rounds))
+    with path.open(encoding="utf-8", newline="") as file:
+        found = list(csv.DictReader(file))
+    assert [(r["rule"], r["round"], r["outcome"], r["accuracy"]) for r in found] == [
+        ("mean", "1", "step", "0.7"),
+        ("holdout", "0", "initial", "0.1"),
+        ("holdout", "1", "step", ""),
+        ("holdout", "2", "step", "0.6"),
+    ]
+    assert (found[2]["rejected_proposals"], found[2]["proposers"]) == ("3", "3")
+    assert (found[2]["selected"], found[3]["selected"]) == ("2", "")
+    assert (found[1]["proposers"], found[1]["seconds"], found[1]["gamma"]) == ("0", "", "")
+    documented = (Path(__file__).parents[2] / "docs" / "results-format.md").read_text("utf-8")
+    assert all(f"`{column}`" in documented for column in found[0])
+
+
+def test_the_data_frame_has_the_rows_of_the_table(tmp_path):
+    pandas = pytest.importorskip("pandas")
+    folder = write_run(tmp_path / "run", [started(0.1, 2.3), line(number=2, accuracy=0.6)])
+    frame = read_run(folder).to_pandas()
+    table = pandas.read_csv(write_csv(folder))
+    for column in ("rule", "round", "accuracy", "loss", "worst_class_recall", "outcome"):
+        pandas.testing.assert_series_equal(frame[column], table[column], check_dtype=False)
+    assert frame["round"].dtype.kind == "i"
+    assert frame["byzantine_proposers"].dtype.kind == "i"
+    assert "initial" not in frame.columns
+
+
+def test_a_line_that_no_table_can_hold_is_the_users_to_put_right(tmp_path):
+    folder = write_run(tmp_path / "run", [line(rejected_proposals={"missing": "two"})])
+    with pytest.raises(RunFolderError, match="no table can hold"):
+        write_csv(folder)
+
+
+def test_a_name_in_the_table_is_quoted_where_it_must_be(tmp_path):
+    folder = write_run(tmp_path / "run", [line(NASTY + ',"\n')])
+    with write_csv(folder).open(encoding="utf-8", newline="") as file:
+        (row,) = csv.DictReader(file)
+    assert row["rule"] == NASTY.replace("\ud800", "?") + ',"\n'

@@ -454,6 +454,41 @@ def test_a_run_compares_with_the_server_and_the_unattacked_mean(blobs, values):
 
 
 @pytest.mark.usefixtures("_quick")
+def test_a_run_goes_on_for_more_rounds_from_its_chain_and_keeps_its_models(blobs, values, tmp_path):
+    longer = values(
+        experiment={"rounds": 4, "evaluate_every": 2, "save_every": 1, "threads": 1},
+        attack={"equivocate": True, "knowledge": "last-round"},
+    )
+    shorter = {**longer, "experiment": {**longer["experiment"], "rounds": 2}}
+    plugins = Plugins(data=blobs)
+    whole = run(longer, out=tmp_path / "whole", plugins=plugins)
+    run(shorter, out=tmp_path / "parts", plugins=plugins)
+    before = (tmp_path / "parts" / "results.jsonl").read_bytes()
+    parts = run(longer, out=tmp_path / "parts", plugins=plugins, resume=True)
+    assert (tmp_path / "parts" / "results.jsonl").read_bytes().startswith(before)
+    assert [{**r, "seconds": 0} for r in parts.rounds] == [
+        {**r, "seconds": 0} for r in whole.rounds
+    ]
+    models = [
+        {path.name: path.read_bytes() for path in (result.folder / "model").iterdir()}
+        for result in (whole, parts)
+    ]
+    assert models[0] == models[1]
+    assert len(models[0]) == 5
+    flat = torch.cat([tensor.ravel() for tensor in whole.weights["holdout", 0].values()])
+    assert flat.isfinite().all()
+
+
+@pytest.mark.usefixtures("_quick")
+def test_more_rounds_than_the_network_was_founded_for_are_refused(blobs, values, tmp_path):
+    settings = values(experiment={"rounds": 2}, training={"schedule": "inverse"})
+    run(settings, out=tmp_path / "run", plugins=Plugins(data=blobs))
+    settings["experiment"]["rounds"] = 3
+    with pytest.raises(RunFolderError, match="need a network founded with other sizes or rates"):
+        run(settings, out=tmp_path / "run", plugins=Plugins(data=blobs), resume=True)
+
+
+@pytest.mark.usefixtures("_quick")
 @pytest.mark.parametrize("stop", [1, 2, 3])
 def test_a_resumed_run_equals_an_uninterrupted_one(blobs, values, tmp_path, stop):
     changed = values(

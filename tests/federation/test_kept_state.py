@@ -401,7 +401,8 @@ def test_a_checkpoint_whose_momentum_is_of_another_model_is_refused(blobs, confi
         run(values, out=tmp_path / "run", plugins=plugins, watch=watch)
     with results.resume(
         tmp_path / "run", make_plan(values, plugins).config.as_dict(), check=lambda *_: None
-    ) as (folder, checkpoint):
+    ) as (folder, stored):
+        checkpoint = stored.checkpoint
         name = next(key for key in checkpoint.arrays if key.startswith("worker/"))
         arrays = {**checkpoint.arrays, name: checkpoint.arrays[name][:-1]}
         folder.save(results.Checkpoint(checkpoint.meta, arrays), folder.mark())

@@ -11,10 +11,13 @@ def add_command(commands: Subparsers) -> None:
     parser = commands.add_parser(
         "report",
         help="make tables and figures again, from results alone",
-        description="Make accuracy.png and report.html of each run folder again.",
+        description="Make report.html and the pictures of each run folder again.",
         allow_abbrev=False,
     )
     parser.add_argument("folders", nargs="+", type=Path, metavar="RUN_DIR")
+    parser.add_argument(
+        "--csv", action="store_true", help="also write results.csv: one row a round and curve"
+    )
     parser.set_defaults(run=_report)
 
 
@@ -25,6 +28,8 @@ def _report(options: argparse.Namespace) -> None:
             _report_run(folder)
         else:
             _report_figure(folder, figure)
+        if options.csv:
+            _write_tables(folder, figure)
 
 
 def _figure_in(folder: Path) -> str | None:
@@ -55,6 +60,19 @@ def _report_run(folder: Path) -> None:
     for note in notes_in(folder, found, curves):
         print(f"note: {note}")
     print(f"report: {page}")
+
+
+def _write_tables(folder: Path, figure: str | None) -> None:
+    """Write the rounds of a run, or of each panel of a figure, as a table."""
+    from holdout.experiments.results_csv import write_csv
+
+    folders = [folder]
+    if figure is not None:
+        from holdout.experiments.reproduce import FIGURES
+
+        folders = [folder / panel.name for panel in FIGURES[figure]]
+    for one in folders:
+        print(f"table: {write_csv(one)}")
 
 
 def _report_figure(folder: Path, name: str) -> None:

@@ -3,7 +3,7 @@
 import argparse
 from pathlib import Path
 
-from holdout.commands.shared import Subparsers, add_settings, explain_resuming
+from holdout.commands.shared import Subparsers, add_settings, explain_resuming, print_note
 
 
 def add_command(commands: Subparsers) -> None:
@@ -50,5 +50,6 @@ def _reproduce(options: argparse.Namespace) -> None:
             settings=settings,
             resume=options.resume,
             watch=lambda panel: watch(f"{panel.name}: "),
+            say=print_note,
         )
     print_figure(figure)

@@ -12,6 +12,7 @@ from holdout.commands.shared import (
     EXIT_OK,
     Subparsers,
     add_settings,
+    count,
     explain_resuming,
     print_note,
 )
@@ -32,7 +33,15 @@ def add_command(commands: Subparsers) -> None:
         "--out", type=Path, metavar="DIR", help="run folder (default: runs/NAME, -2, -3, ...)"
     )
     parser.add_argument(
-        "--resume", action="store_true", help="continue an interrupted run of the same config"
+        "--resume",
+        action="store_true",
+        help="go on with a run, interrupted or finished; --set may add rounds, rules and seeds",
+    )
+    parser.add_argument(
+        "--save-every",
+        type=count,
+        metavar="N",
+        help="also keep the model of every N-th round (experiment.save_every)",
     )
     parser.add_argument(
         "--changed-code",
@@ -47,6 +56,22 @@ def demo_values() -> dict[str, Any]:
     return tomllib.loads(files("holdout.experiments").joinpath("demo.toml").read_text("utf-8"))
 
 
+def _values(options: argparse.Namespace) -> dict[str, Any]:
+    """The config that the options ask for, as TOML gives it."""
+    from holdout import config, results
+
+    if options.config is not None:
+        values = config.read_file(options.config)
+    elif options.resume and options.out is not None:
+        values = results.read_config(options.out)
+    else:
+        values = demo_values()
+    settings = list(options.settings)
+    if options.save_every is not None:
+        settings.append(f"experiment.save_every={options.save_every}")
+    return config.apply_settings(values, settings)
+
+
 def _run(options: argparse.Namespace) -> int:
     from holdout import config, results
     from holdout.errors import RunFailed, UserError
@@ -54,13 +79,7 @@ def _run(options: argparse.Namespace) -> int:
     if options.changed_code and not options.resume:
         raise UserError("--changed-code is for --resume: a new run takes the code as it is")
     folder: Path | None = options.out
-    if options.config is not None:
-        values = config.read_file(options.config)
-    elif options.resume and folder is not None:
-        values = results.read_config(folder)
-    else:
-        values = demo_values()
-    values = config.apply_settings(values, options.settings)
+    values = _values(options)
     # Mistakes are reported by the run, together with those that only it can find.
     name = config.parse(values).config.experiment.name
     if folder is None:

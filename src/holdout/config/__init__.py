@@ -15,6 +15,7 @@ from holdout.config.sections import (
     ModelSection,
     Section,
     Share,
+    TrackSection,
     TrainingSection,
     VoteSection,
 )
@@ -29,6 +30,7 @@ __all__ = [
     "Parsed",
     "Section",
     "Share",
+    "TrackSection",
     "TrainingSection",
     "VoteSection",
     "apply_settings",

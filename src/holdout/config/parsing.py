@@ -146,6 +146,7 @@ def _read_value(text: str) -> Any:
 
 
 _CUSTOM = 'custom code as "package.module:name"'
+_TRACKED = "must be true, false or text that is not empty"
 _MEANT: Mapping[str, str] = {
     "attack.gamma": 'must be a non-negative number, "adaptive", "krum" or "krum-unsquared"',
     "data.augment": f"must be {_CUSTOM}",
@@ -153,6 +154,8 @@ _MEANT: Mapping[str, str] = {
     f"'quantity', 'file' or {_CUSTOM}",
     "experiment.device": "must be 'cpu', 'cuda', 'cuda:1' or another number, or 'mps'",
     "training.loss": f"must be 'cross-entropy', 'mse' or {_CUSTOM}",
+    "track.mlflow": _TRACKED,
+    "track.tensorboard": _TRACKED,
     "training.schedule": f"must be 'constant', 'inverse', 'step', 'cosine' or {_CUSTOM}",
 }
 """What to say where a type does not say it well: of unions and patterns."""
@@ -382,6 +385,7 @@ def with_defaults(values: dict[str, Any], *, like: Mapping[str, Any]) -> dict[st
         return values
     defaults = parsed.config.as_dict()
     return {
-        section: {k: v for k, v in defaults[section].items() if k in like.get(section, {})} | keys
-        for section, keys in values.items()
+        section: {k: v for k, v in defaults[section].items() if k in like.get(section, {})}
+        | values.get(section, {})
+        for section in {**values, **like}
     }

@@ -86,7 +86,10 @@ class ExperimentSection(Section):
     seeds: Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1)] = [0]
     """Every seed draws different liars, shards, committees and initial weights."""
     evaluate_every: Count = 5
-    """After how many rounds the model is measured on the test rows; it always is after the last."""
+    """After how many rounds the model is measured on the test rows; it always is before the first
+    round and after the last one."""
+    save_every: Annotated[int, Field(ge=0)] = 0
+    """After how many rounds the model is kept, besides the final one; 0: the final one alone."""
     baseline: bool = True
     """Also run the mean without attack, the upper bound."""
     threads: Annotated[int, Field(ge=0, le=1024)] = 0
@@ -288,6 +291,17 @@ class RulesSection(Section):
         return dict(self.__pydantic_extra__ or {})
 
 
+class TrackSection(Section):
+    """Where else a run is recorded while it goes on; each key needs a package of its own."""
+
+    tensorboard: bool | Name = False
+    """Files for TensorBoard: true puts them into the run folder, text names another folder."""
+    mlflow: bool | Name = False
+    """MLflow: text is its tracking URI, true means the one that MLflow itself would take."""
+    wandb: Literal["off", "offline", "online"] = "off"
+    """Weights & Biases: `offline` writes files to be sent later, `online` sends."""
+
+
 class Config(Section):
     """A whole experiment: every key with its type, range and default, checked and immutable.
 
@@ -310,6 +324,7 @@ class Config(Section):
     vote: VoteSection = VoteSection()
     attack: AttackSection = AttackSection()
     rules: RulesSection = RulesSection()
+    track: TrackSection = TrackSection()
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values, complete: what `config.toml` and `summary.json` hold."""

@@ -1,8 +1,9 @@
 """Which custom code a run was made by: a hash of its source, kept in the run folder.
 
-A run that is resumed must go on with the code it was begun with. The source of a function or class
-is the whole file of its module, so that a helper in the same file counts; of one that is defined in
-a script or a notebook, where other lines may change without harm, only its own lines. What is typed
+A run that is resumed must go on with the code it was begun with; if it is extended, a rule that is
+added may bring code of its own. The source of a function or class is the whole file of its module,
+so that a helper in the same file counts; of one that is defined in a script or a notebook, where
+other lines may change without harm, only its own lines. What is typed
 at Python's prompt has no source to be found: nothing can be checked, and a note says so.
 """
 
@@ -11,14 +12,15 @@ import hashlib
 import inspect
 import json
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from holdout.curve_rows import planned_rules
 from holdout.dotted import resolve
 from holdout.errors import RunFolderError
 from holdout.experiments.plan import ExperimentPlan
-from holdout.results import RunFolder, to_json
+from holdout.results import RunFolder, Stored, to_json
 from holdout.rules import Rule
 from holdout.tracebacks import is_custom, module_of, unwrapped
 
@@ -31,14 +33,23 @@ Sources = Mapping[str, Mapping[str, str] | None]
 
 def sources_of(plan: ExperimentPlan) -> Sources:
     """The custom code that takes part in an experiment."""
-    return {name: _source(code) for name, code in _parts(plan).items() if is_custom(code)}
+    return _sources(plan, [curve.rule for curve, _ in plan.curves])
 
 
-def _parts(plan: ExperimentPlan) -> dict[str, object]:
+def known_sources(plan: ExperimentPlan, before: Stored) -> Sources:
+    """The same without the code of rules that the stored run did not have."""
+    return _sources(plan, {rule for rule, _ in planned_rules(before.config)})
+
+
+def _sources(plan: ExperimentPlan, rules: Collection[str]) -> Sources:
+    return {name: _source(code) for name, code in _parts(plan, rules).items() if is_custom(code)}
+
+
+def _parts(plan: ExperimentPlan, rules: Collection[str]) -> dict[str, object]:
     config, plugins = plan.config, plan.plugins
     parts: dict[str, object] = {}
     for curve, _ in plan.curves:
-        if isinstance(rule := curve.method, Rule):
+        if isinstance(rule := curve.method, Rule) and curve.rule in rules:
             parts[f"rule {curve.rule!r}"] = rule.function
             parts |= {
                 f"pre-aggregation {p.label!r} of {curve.rule!r}": p.function for p in rule.pre
@@ -117,6 +128,19 @@ def refuse_changes(path: Path, now: Sources) -> None:
         )
 
 
+def notes_on_changes(plan: ExperimentPlan, path: Path, before: Stored | None) -> list[str]:
+    """A note for each time that the run went on with changed code, now included."""
+    then, changes = stored(path)
+    if before is None or not before.rows:
+        return changes
+    changed = differences(then, known_sources(plan, before))
+    if not changed:
+        return changes
+    last = before.rows[-1]
+    where = f"round {last['round']} of {last['rule']} ({last['attack']}, seed {last['seed']})"
+    return [*changes, f"custom code was changed after {where}: {', '.join(changed)}"]
+
+
 def notes_on_sources(now: Sources) -> list[str]:
     """What cannot be checked when such a run is resumed."""
     without = [name for name, source in now.items() if source is None]
@@ -127,14 +151,3 @@ def notes_on_sources(now: Sources) -> list[str]:
 
 def _file(source: Mapping[str, str] | None) -> str:
     return f" ({source['file']})" if isinstance(source, Mapping) and source.get("file") else ""
-
-
-def changes_of(path: Path, now: Sources, done: Sequence[Mapping[str, Any]]) -> list[str]:
-    """A note for each time that the run was resumed by changed code."""
-    then, changes = stored(path)
-    changed = differences(then, now)
-    if not changed or not done:
-        return changes
-    last = done[-1]
-    where = f"round {last['round']} of {last['rule']} ({last['attack']}, seed {last['seed']})"
-    return [*changes, f"custom code was changed after {where}: {', '.join(changed)}"]

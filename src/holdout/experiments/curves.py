@@ -9,15 +9,13 @@ from dataclasses import dataclass
 from statistics import fmean, stdev
 from typing import Any
 
-from holdout.metrics import ACCURACY, MAE_KEY, Metric, metric_of
-from holdout.results import MOVED
+from holdout.curve_rows import BASELINE, MOVED, NO_ATTACK
+from holdout.metrics import ACCURACY, INITIAL, MAE, MEASURED, Metric, metric_of
 from holdout.rules import find_rule
 from holdout.voting import VOTES
 
 Round = Mapping[str, Any]
 
-NO_ATTACK = "none"
-BASELINE = ("mean", NO_ATTACK)
 MISSING_MAX = 0.1
 """The share of honest proposals of which more may not be missing without a word in the table."""
 
@@ -67,9 +65,15 @@ class CurveResult:
         return any(_missing_share(lines) == 1 for lines in self.seeds.values())
 
     def line(self, key: str, *, scale: float = 1.0) -> Series:
-        """What the rounds hold under a key, over the seeds; rounds without it are left out."""
+        """What the rounds hold under a key, over the seeds; rounds without it are left out.
+
+        What was measured before the first step is round 0.
+        """
         found: dict[int, list[float]] = {}
         for record in self.rounds:
+            initial = record.get(INITIAL) if key in MEASURED else None
+            if initial is not None and (value := _finite(initial.get(key))) is not None:
+                found.setdefault(0, []).append(scale * value)
             if (value := _finite(record.get(key))) is not None:
                 found.setdefault(record["round"], []).append(scale * value)
         rounds = sorted(found)
@@ -222,7 +226,7 @@ def _row(
     curve: CurveResult, metric: Metric, ends: Sequence[float], upper: float | None
 ) -> TableRow:
     measured = fmean(ends) if ends else None
-    errors = _last_measured(curve, MAE_KEY)
+    errors = _last_measured(curve, MAE.key)
     successes = _last_measured(curve, "attack_success")
     lines = curve.rounds
     accepted = [

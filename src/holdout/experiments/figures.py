@@ -1,4 +1,4 @@
-"""The figure for a paper: test accuracy (or R2) over the rounds, as PNG bytes; and how curves look.
+"""Figures for a paper: what was measured over the rounds, as PNG bytes; and how curves look.
 
 The colours are Okabe and Ito's, which the colour-blind can tell apart; in grey, dashes and markers
 differ. HoldOut has the same look in every figure, and the unattacked mean is dashed black.
@@ -17,10 +17,11 @@ from matplotlib.figure import Figure
 from matplotlib.font_manager import findfont, get_font
 from matplotlib.lines import Line2D
 from matplotlib.style import context
-from matplotlib.ticker import MaxNLocator
+from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator
 
-from holdout.experiments.curves import NO_ATTACK, CurveResult, measures_success, name_of
-from holdout.metrics import ACCURACY, ATTACK_SUCCESS, Metric, metric_of
+from holdout.curve_rows import NO_ATTACK
+from holdout.experiments.curves import CurveResult, name_of
+from holdout.metrics import ACCURACY, Metric
 from holdout.voting import VOTES
 
 SIZE_INCHES = (7.2, 4.0)
@@ -106,26 +107,20 @@ def looks_of_rules(panels: Sequence[Sequence[CurveResult]]) -> dict[str, Look]:
     return dict(zip(rules, looks(list(rules.values())), strict=True))
 
 
-def accuracy_png(curves: Sequence[CurveResult]) -> bytes:
-    """The accuracy, or R2, of every curve over the rounds; the same curves give the same bytes.
+RATIO_MAX = 30.0
+"""Where there is no end of the scale, values that differ by more make it logarithmic."""
 
-    Where the success of an attack was measured, it is drawn below.
-    """
-    metric = metric_of(line for curve in curves for line in curve.rounds)
+
+def quantity_png(curves: Sequence[CurveResult], quantity: Metric) -> bytes:
+    """A quantity of every curve over the rounds; the same curves give the same bytes."""
     # The user's matplotlib settings must not change the picture.
     with context(SETTINGS):
-        success = measures_success(curves)
-        size = (SIZE_INCHES[0], SIZE_INCHES[1] * (1 + success))
-        figure = Figure(figsize=size, dpi=DPI, layout="constrained")
-        axes = _prepared(figure.add_subplot(1 + success, 1, 1))
-        axes.set_ylabel(metric.axis)
-        drawn = _draw(axes, curves, looks(curves), metric)
-        if success:
-            below = _prepared(figure.add_subplot(2, 1, 2))
-            below.set_ylabel("attack success (%)")
-            _draw(below, curves, looks(curves), ATTACK_SUCCESS)
+        figure = Figure(figsize=SIZE_INCHES, dpi=DPI, layout="constrained")
+        axes = _prepared(figure.add_subplot())
+        axes.set_ylabel(quantity.axis)
+        drawn = _draw(axes, curves, looks(curves), quantity)
         if drawn:
-            _add_legend(figure, curves, drawn)
+            _add_legend(figure, curves, drawn, best_is_high=quantity.best_is_high)
         else:
             axes.set(xlim=(0, 1), ylim=(0, 100), xticks=[])
             axes.text(0.5, 50, "no round was evaluated", ha="center", va="center", color="#5F6B7A")
@@ -174,13 +169,13 @@ def _png(figure: Figure) -> bytes:
 
 
 def _draw(
-    axes: Axes, curves: Sequence[CurveResult], chosen: Sequence[Look], metric: Metric
+    axes: Axes, curves: Sequence[CurveResult], chosen: Sequence[Look], quantity: Metric
 ) -> list[tuple[float, str, Line2D]]:
-    """Draw the curves; the final height, label and line of each that has a measured round."""
+    """Draw the curves; the final value, label and line of each that has a measured round."""
     drawn = []
     rounds_max, low, high = 1, math.inf, -math.inf
     for place, (curve, look) in enumerate(zip(curves, chosen, strict=True)):
-        line = curve.line(metric.key, scale=metric.scale)
+        line = curve.line(quantity.key, scale=quantity.scale)
         if not line.rounds:
             continue
         # HoldOut and the upper bound lie on top, where curves coincide.
@@ -207,20 +202,37 @@ def _draw(
         rounds_max = max(rounds_max, line.rounds[-1])
         low, high = min(low, *line.low), max(high, *line.high)
     if drawn:
-        least, most = metric.scale * metric.shown_min, metric.scale
-        low = max(low, least)
-        margin = max(0.02 * most, 0.05 * (high - low))
-        axes.set_ylim(max(least, low - margin), min(1.005 * most, max(high, low) + margin))
+        _set_scale(axes, quantity, low, high)
         axes.set_xlim(0, rounds_max * 1.015)
         axes.xaxis.set_major_locator(MaxNLocator("auto", integer=True, steps=[1, 2, 5, 10]))
     return drawn
 
 
+def _set_scale(axes: Axes, quantity: Metric, low: float, high: float) -> None:
+    """Show all that counts; a curve that diverges must not flatten the others."""
+    if quantity.highest is not None:
+        least, most = quantity.scale * quantity.shown_min, quantity.scale * quantity.highest
+        low = max(low, least)
+        margin = max(0.02 * most, 0.05 * (high - low))
+        axes.set_ylim(max(least, low - margin), min(1.005 * most, max(high, low) + margin))
+    elif low > 0 and high > RATIO_MAX * low:
+        axes.set_yscale("log")
+        # In powers of ten, so that huge losses leave the axis readable.
+        axes.yaxis.set_major_locator(LogLocator(numticks=8))
+        axes.yaxis.set_minor_locator(NullLocator())
+    else:
+        axes.set_ylim(0.0, 1.05 * high or 1.0)
+
+
 def _add_legend(
-    figure: Figure, curves: Sequence[CurveResult], drawn: Sequence[tuple[float, str, Line2D]]
+    figure: Figure,
+    curves: Sequence[CurveResult],
+    drawn: Sequence[tuple[float, str, Line2D]],
+    *,
+    best_is_high: bool = True,
 ) -> None:
     """Beside the axes, where it hides nothing, in the order in which the curves end."""
-    ordered = sorted(drawn, key=lambda entry: -entry[0])
+    ordered = sorted(drawn, key=lambda entry: entry[0], reverse=best_is_high)
     counts = [len(curve.seeds) for curve in curves]
     seeds = " to ".join(map(str, sorted({min(counts), max(counts)})))
     legend = figure.legend(

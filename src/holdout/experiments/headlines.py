@@ -3,15 +3,8 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from holdout.experiments.curves import (
-    BASELINE,
-    NO_ATTACK,
-    CurveResult,
-    Round,
-    TableRow,
-    label,
-    name_of,
-)
+from holdout.curve_rows import BASELINE, NO_ATTACK, planned_rules
+from holdout.experiments.curves import CurveResult, Round, TableRow, label, name_of
 from holdout.metrics import ACCURACY, metric_of
 from holdout.shares import byzantine_count, read_share
 from holdout.voting import VOTES
@@ -45,7 +38,7 @@ def unfinished(curves: Sequence[CurveResult], config: Mapping[str, Any]) -> list
     rounds, seeds = experiment.get("rounds"), _list(experiment, "seeds")
     several = len({curve.attack for curve in curves} - {NO_ATTACK}) > 1
     sentences = []
-    for rule, attack in _planned(config):
+    for rule, attack in planned_rules(config):
         absent = [seed for seed in seeds if (rule, attack, seed) not in found]
         said = [] if absent != seeds else ["has not begun"]
         for seed in seeds if not said else []:
@@ -124,13 +117,6 @@ def _liars(config: Mapping[str, Any]) -> str:
 
 def _is_over(lines: Sequence[Round], rounds: int) -> bool:
     return lines[-1]["round"] >= rounds or lines[-1].get("outcome") == "diverged"
-
-
-def _planned(config: Mapping[str, Any]) -> list[tuple[str, str]]:
-    experiment = _section(config, "experiment")
-    attack = _section(config, "attack").get("name", NO_ATTACK)
-    planned = [(rule, attack) for rule in _list(experiment, "rules")]
-    return list(dict.fromkeys([BASELINE, *planned] if experiment.get("baseline") else planned))
 
 
 def _section(config: Mapping[str, Any], name: str) -> Mapping[str, Any]:

@@ -7,27 +7,31 @@ the order in which one curve after the other would have written them.
 """
 
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, wait
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from threading import Event, Lock
-from typing import Any
 
 from holdout import device, results
+from holdout.curve_rows import key_of
 from holdout.errors import RunFolderError, UserError
 from holdout.experiments.checkpoints import (
-    Place,
+    Piece,
     check_fit,
+    end_of,
     notes_on_environment,
-    restore,
-    to_checkpoint,
+    remaining,
+    state_to_go_on,
 )
 from holdout.experiments.code_record import refuse_changes, sources_of, store
+from holdout.experiments.curve_files import take_over
+from holdout.experiments.opened_run import OpenedRun
 from holdout.experiments.plan import ExperimentPlan
 from holdout.experiments.rule_trial import try_rules
+from holdout.experiments.run_notes import Notes
 from holdout.experiments.runner import (
     Progress,
     Result,
@@ -37,8 +41,10 @@ from holdout.experiments.runner import (
     run_curve,
     threads_of,
 )
+from holdout.experiments.trackers import make_trackers
+from holdout.experiments.watchers import Watchers
 from holdout.parallel import pool
-from holdout.results import Checkpoint, RunFolder
+from holdout.results import RunFolder, Stored
 from holdout.voting import VOTES
 
 THREADS = 1
@@ -54,6 +60,8 @@ class Job:
     resume: bool = False
     watch: Callable[[], Watch | None] = lambda: None
     """Makes the watch of a curve, which is told how far all experiments have come."""
+    say: Callable[[str], None] | None = None
+    """Called with each note."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -62,15 +70,18 @@ class _Work:
 
     job: Job
     folder: RunFolder
-    place: Place
-    """Where its own results end: before the curves that are run apart."""
-    notes: Sequence[str]
+    opened: OpenedRun
+    pieces: Sequence[Piece]
+    """The curves that are not over."""
+    notes: Notes
+    watchers: Watchers
+    ended: list[Result]
+    """Takes the result."""
 
     @property
-    def curves_apart(self) -> range:
-        """The numbers of the curves that have folders of their own."""
-        begun = self.place.state is not None
-        return range(self.place.curve + begun, len(self.job.plan.curves))
+    def numbers_apart(self) -> list[int]:
+        """The numbers of the curves that have folders of their own, in the plan's order."""
+        return [piece.number for piece in self.pieces if not piece.is_begun]
 
     def folder_of(self, curve: int) -> Path:
         """Where a curve is run."""
@@ -96,33 +107,22 @@ def _device_of(jobs: Sequence[Job]) -> str:
 
 
 def _open(stack: ExitStack, job: Job) -> _Work:
-    config = job.plan.config
-    if not job.resume:
+    plan, config, notes = job.plan, job.plan.config, Notes(job.say)
+    watchers = Watchers(make_trackers(config, job.out, notes.add))
+    ended = stack.enter_context(watchers.following(config))
+    if job.resume:
+        refuse_changes(job.out, sources_of(plan))
+        opening = results.resume(job.out, config.as_dict(), check=partial(check_fit, plan))
+        folder, stored = stack.enter_context(opening)
+    else:
         folder = stack.enter_context(results.create(job.out, config.as_toml()))
-        store(folder, sources_of(job.plan))
-        return _Work(job, folder, Place(0), [])
-    refuse_changes(job.out, sources_of(job.plan))
-    check = partial(_check, job.plan, curves=range(len(job.plan.curves)))
-    opened = results.resume(job.out, config.as_dict(), check=check)
-    folder, checkpoint = stack.enter_context(opened)
-    notes = notes_on_environment(checkpoint, environment(config, threads=THREADS))
-    return _Work(job, folder, restore(checkpoint), notes)
-
-
-def _check(
-    plan: ExperimentPlan,
-    checkpoint: Checkpoint,
-    done: Sequence[Mapping[str, Any]],
-    *,
-    curves: range,
-) -> None:
-    place = restore(checkpoint)
-    check_fit(plan, place, done)
-    if not curves.start <= place.curve <= curves.stop:
-        raise RunFolderError(
-            f"{results.CHECKPOINT} belongs to curve {place.curve}; expected one from "
-            f"{curves.start} to {curves.stop}"
-        )
+        store(folder, sources_of(plan))
+        stored = None
+    opened = OpenedRun(folder, stored)
+    for note in notes_on_environment(stored, environment(config, threads=THREADS)):
+        notes.add(note)
+    pieces = remaining(plan, opened.rows, opened.place)
+    return _Work(job, folder, opened, pieces, notes, watchers, ended)
 
 
 def _run_curves(works: Sequence[_Work]) -> None:
@@ -131,10 +131,10 @@ def _run_curves(works: Sequence[_Work]) -> None:
     # The longest curves first, so that none is left running alone at the end: votes, and among them
     # those of the last panels, where the attacker searches longest.
     for work in reversed(works):
-        for number in range(work.place.curve, len(work.job.plan.curves)):
-            curve, _ = work.job.plan.curves[number]
-            watch = count.watch(work, number, stop)
-            tasks.append((curve.rule not in VOTES, partial(_run, work, number, watch)))
+        for piece in work.pieces:
+            curve, _ = work.job.plan.curves[piece.number]
+            watch = count.watch(work, piece.number, stop)
+            tasks.append((curve.rule not in VOTES, partial(_run, work, piece, watch)))
     tasks.sort(key=lambda task: task[0])
     executor = pool(max(threads_of(work.job.plan.config) for work in works))
     futures = [executor.submit(task) for _, task in tasks]
@@ -157,41 +157,57 @@ def _raise_first(futures: Sequence[Future[None]]) -> None:
         raise errors[0]
 
 
-def _run(work: _Work, number: int, watch: Watch) -> None:
+def _run(work: _Work, piece: Piece, watch: Watch) -> None:
     with device.widths():
-        _run_there(work, number, watch)
+        _run_there(work, piece, watch)
 
 
-def _run_there(work: _Work, number: int, watch: Watch) -> None:
-    plan, place = work.job.plan, work.place
-    if number not in work.curves_apart:
-        run_curve(plan, place, work.folder, [], watch)
+def _run_there(work: _Work, piece: Piece, watch: Watch) -> None:
+    plan, number = work.job.plan, piece.number
+    if piece.is_begun:
+        state = state_to_go_on(plan, piece, work.opened.place, work.folder)
+        run_curve(plan, number, state, folder=work.folder, rounds=[], watch=watch)
         return
     path = work.folder_of(number)
     if not (path / results.CONFIG).exists():
         # What an interrupted start may have left.
         shutil.rmtree(path, ignore_errors=True)
         with results.create(path, plan.config.as_toml()) as folder:
-            run_curve(plan, Place(number), folder, [], watch)
+            run_curve(plan, number, None, folder=folder, rounds=[], watch=watch)
         return
-    check = partial(_check, plan, curves=range(number, number + 1))
-    with results.resume(path, plan.config.as_dict(), check=check) as (folder, checkpoint):
-        place = restore(checkpoint) if checkpoint else Place(number)
-        if place.curve == number:
-            run_curve(plan, place, folder, [], watch)
+    check = partial(_check_apart, plan, number=number)
+    with results.resume(path, plan.config.as_dict(), check=check) as (folder, stored):
+        place = OpenedRun(folder, stored).place
+        if place is None or place.state is not None:
+            state = place.state if place else None
+            run_curve(plan, number, state, folder=folder, rounds=[], watch=watch)
+
+
+def _check_apart(plan: ExperimentPlan, stored: Stored, *, number: int) -> None:
+    """Refuse the folder of a curve that holds another one."""
+    check_fit(plan, stored)
+    found = {key_of(row) for row in stored.rows}
+    if found != {plan.keys[number]}:
+        told = ", ".join(sorted(map(str, found)))
+        raise RunFolderError(f"{stored.path} holds {told}; expected {plan.keys[number]}")
 
 
 def _put_together(work: _Work) -> Result:
     plan, folder = work.job.plan, work.folder
     now = environment(plan.config, threads=THREADS)
-    for number in work.curves_apart:
-        for line in results.read_run(work.folder_of(number)).rows:
+    for number in work.numbers_apart:
+        apart = work.folder_of(number)
+        rows = results.read_run(apart).rows
+        for line in rows:
             folder.append(line)
-        folder.save(to_checkpoint(Place(number + 1), now), folder.mark())
+        take_over(folder, apart)
+        folder.save(end_of(plan.keys[number], rows[-1]["round"], now), folder.mark())
     for number in range(len(plan.curves)):
         shutil.rmtree(work.folder_of(number), ignore_errors=True)
     rounds = results.read_run(work.job.out).rows
-    return finish(plan, rounds, folder, aside=work.notes, threads=THREADS)
+    result = finish(plan, rounds, folder, work.notes, threads=THREADS)
+    work.ended.append(result)
+    return result
 
 
 class _Count:
@@ -202,9 +218,7 @@ class _Count:
         sizes = [(work.job.plan.config.experiment.rounds, work) for work in works]
         self._total = sum(rounds * len(work.job.plan.curves) for rounds, work in sizes)
         self._done = {
-            (id(work), number): rounds
-            for rounds, work in sizes
-            for number in range(work.place.curve)
+            (id(work), number): rounds for rounds, work in sizes for number in _numbers_over(work)
         }
 
     def watch(self, work: _Work, number: int, stop: Event) -> Watch:
@@ -215,9 +229,14 @@ class _Count:
             with self._lock:
                 self._done[id(work), number] = progress.record.round
                 done = sum(self._done.values())
+                work.watchers.round(progress)
                 if inner is not None:
                     inner(replace(progress, rounds_done=done, rounds_total=self._total))
             if stop.is_set():
                 raise KeyboardInterrupt
 
         return watch
+
+
+def _numbers_over(work: _Work) -> set[int]:
+    return {*range(len(work.job.plan.curves))} - {piece.number for piece in work.pieces}

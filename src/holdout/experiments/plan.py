@@ -12,6 +12,7 @@ from torch import Tensor
 from holdout import device
 from holdout.attacks import Attack, Triggering
 from holdout.config import Config, parse
+from holdout.curve_rows import CurveKey
 from holdout.custom_code import describe, guard, untouched
 from holdout.data.datasets import Dataset, Shard, dataset_from, load, standardised
 from holdout.dotted import resolve
@@ -19,6 +20,7 @@ from holdout.errors import ConfigError, DataError, ModelError, PluginError, User
 from holdout.experiments.plugins import Plugins
 from holdout.experiments.resolve_names import Lookups
 from holdout.experiments.sizes_fit import fit_sizes, shards_of
+from holdout.experiments.trackers import missing_packages
 from holdout.federation.root_set import draw_root
 from holdout.federation.round_setup import Curve, Federation
 from holdout.ids import WorkerId
@@ -41,6 +43,11 @@ class ExperimentPlan:
     plugins: Plugins
     factory: ModelFactory
     dataset: Dataset
+
+    @property
+    def keys(self) -> list[CurveKey]:
+        """What tells each of the curves from the others."""
+        return [CurveKey(curve.rule, curve.attack, seed) for curve, seed in self.curves]
 
     def federation(self, curve: Curve, seed: int) -> Federation:
         """Shards, liars and initial weights of a seed."""
@@ -146,6 +153,7 @@ def make_plan(config: Config | Mapping[str, Any], plugins: Plugins | None = None
     factory = lookups.factory()
     plugins = replace(plugins, worker=lookups.worker())
     lookups.data_name()
+    lookups.problems.extend(missing_packages(parsed.config))
     lookups.custom_settings()
     config, problems = parsed.config, [*parsed.problems, *lookups.problems]
     if problems:

@@ -1,4 +1,4 @@
-"""The report of a run, from its folder alone: `accuracy.png` for a paper, `report.html` to explore.
+"""The report of a run, from its folder alone: pictures for a paper, `report.html` to explore.
 
 The page is one file that works offline. Tables and words are made here; the charts and the heat
 map of the votes are drawn in the reader's browser, by the script in `report_template.html`, from
@@ -24,46 +24,35 @@ from holdout.experiments.agreement_table import (
     is_whole,
     network_notes,
 )
-from holdout.experiments.curves import (
-    CurveResult,
-    Round,
-    Series,
-    TableRow,
-    final_table,
-    group,
-    has_success,
-    measures_success,
-)
-from holdout.experiments.figures import accuracy_png, looks
+from holdout.experiments.curves import CurveResult, TableRow, final_table, group, has_success
+from holdout.experiments.figures import quantity_png
 from holdout.experiments.headlines import cautions, headline, unfinished
 from holdout.experiments.holders import holders_html
+from holdout.experiments.report_data import (
+    chart_data,
+    chart_html,
+    chart_script,
+    charts_of,
+    thinned_charts,
+    votes,
+)
 from holdout.experiments.run_notes import notes_on_curves
-from holdout.metrics import Metric, metric_of
+from holdout.metrics import INITIAL, MEASURED, Metric, metric_of
 from holdout.results import ROUNDS, SUMMARY, Run, jsonable, read_run, write_atomic
 
-FIGURE, PAGE = "accuracy.png", "report.html"
+PAGE = "report.html"
 ERROR = "custom_error.json"
 """What custom code raised first, with its traceback."""
 Cells = Sequence[str]
 
-# Bounds on what goes into the page; more is thinned evenly, and the page says so.
-POINTS_MAX = 1000
-
-# What the page also holds where the attack puts a trigger on test rows.
-SUCCESS_CHART = """
-  <h3>Success of the attack on triggered rows</h3>
-  <div class="chart" id="success"></div>"""
-SUCCESS_SCRIPT = """
-chart("success", "attack success (%)", 300, true, "%{y:.1f} %");"""
-VOTE_CHARACTERS_MAX = 4_000_000
-
 
 def write_report(folder: Path) -> Path:
-    """Write `accuracy.png` and `report.html` into a run folder; the path of the page."""
+    """Write a picture of each quantity and `report.html` into a run folder; the page's path."""
     run = read_run(folder)
     _check(folder, run)
     curves = group(run.rows)
-    write_atomic(folder / FIGURE, accuracy_png(curves))
+    for name, quantity in charts_of(curves).items():
+        write_atomic(folder / f"{name}.png", quantity_png(curves, quantity))
     # A lone surrogate, which JSON can hold in a name, has no bytes of its own.
     write_atomic(folder / PAGE, _page(folder, run, curves).encode("utf-8", "replace"))
     return folder / PAGE
@@ -88,6 +77,12 @@ def _is_number_or_null(value: Any) -> bool:
     return value is None or (isinstance(value, int | float) and not isinstance(value, bool))
 
 
+def _is_measured_or_null(value: Any) -> bool:
+    return value is None or (
+        isinstance(value, dict) and all(map(_is_number_or_null, value.values()))
+    )
+
+
 def _is_ids_or_null(value: Any) -> bool:
     return value is None or (isinstance(value, list) and all(map(is_whole, value)))
 
@@ -106,10 +101,8 @@ _KINDS: Mapping[str, Callable[[Any], bool]] = {
     "seed": is_whole,
     "round": is_whole,
     "outcome": _is_text,
-    "accuracy": _is_number_or_null,
-    "r2": _is_number_or_null,
-    "mae": _is_number_or_null,
-    "attack_success": _is_number_or_null,
+    **dict.fromkeys(MEASURED, _is_number_or_null),
+    INITIAL: _is_measured_or_null,
     "gamma": _is_number_or_null,
     "byzantine_selected": _is_number_or_null,
     "quorum": _is_number_or_null,
@@ -137,16 +130,14 @@ def _page(folder: Path, run: Run, curves: Sequence[CurveResult]) -> str:
     notes = list(dict.fromkeys([*notes, *doubts]))
     raised = read_error(folder)
     agreed = agreement_table(curves)
-    shown, thinned = _votes(curves)
-    metric = metric_of(run.rows)
+    shown, thinned = votes(curves)
+    metric, charts = metric_of(run.rows), charts_of(curves)
     data = {
-        "curves": _chart_lines(curves, metric),
-        "charts_thinned": _thinned_charts(curves),
+        "curves": chart_data(curves, charts),
+        "charts_thinned": thinned_charts(curves),
         "votes": shown,
         "votes_thinned": thinned,
-        "axis": metric.axis,
         "least": metric.scale * metric.shown_min,
-        "hover": f"%{{y:.{metric.digits}f}}{metric.unit and ' ' + metric.unit}",
     }
     experiment = run.config.get("experiment")
     name = experiment.get("name") if isinstance(experiment, Mapping) else None
@@ -163,8 +154,9 @@ def _page(folder: Path, run: Run, curves: Sequence[CurveResult]) -> str:
         "holders": (held := holders_html(folder)),
         "has_holders": "" if held else "hidden",
         "outcome_table": _outcome_table_html(curves),
-        "success_chart": SUCCESS_CHART if measures_success(curves) else "",
-        "success_script": SUCCESS_SCRIPT if measures_success(curves) else "",
+        "charts": chart_html(charts),
+        "chart_script": chart_script(charts),
+        "pictures": ", ".join(f"{name}.png" for name in charts),
         "config": html.escape(tomli_w.dumps(run.config)),
         "environment": _environment_html(folder),
         "has_error": "" if raised else "hidden",
@@ -324,120 +316,3 @@ def _environment_html(folder: Path) -> str:
         inner = value.items() if isinstance(value, dict) else [("", value)]
         pairs.extend([f"{key} {name}".strip(), str(item)] for name, item in inner)
     return table_html(["what", "value"], pairs)
-
-
-# -- what the script of the page draws from: curves and votes, compact and bounded -----------------
-
-
-def _chart_lines(curves: Sequence[CurveResult], metric: Metric) -> list[dict[str, Any]]:
-    """What the charts draw: each curve's look, and its quantities over the rounds."""
-    measured = measures_success(curves)
-    return [
-        {
-            "label": curve.label,
-            "seeds": len(curve.seeds),
-            "last": max(line["round"] for line in curve.rounds),
-            "colour": look.colour,
-            "dash": look.dash,
-            "marker": look.marker,
-            "width": look.width,
-            "accuracy": _points(curve.line(metric.key, scale=metric.scale)),
-            "accepted": _points(curve.line("byzantine_selected")),
-            "gamma": _points(curve.line("gamma")),
-            **({"success": _points(curve.line("attack_success", scale=100.0))} if measured else {}),
-        }
-        for curve, look in zip(curves, looks(curves), strict=True)
-    ]
-
-
-def _thinned_charts(curves: Sequence[CurveResult]) -> str:
-    """What to say if points had to be left out of the charts."""
-    longest = max((len(lines) for curve in curves for lines in curve.seeds.values()), default=0)
-    if longest <= POINTS_MAX:
-        return ""
-    return f"The charts show at most {POINTS_MAX} evenly spaced points of up to {longest} rounds."
-
-
-def _points(line: Series) -> dict[str, list[float]]:
-    kept = _spaced(len(line.rounds), POINTS_MAX)
-    return {
-        "rounds": [line.rounds[i] for i in kept],
-        "mean": [round(line.mean[i], 4) for i in kept],
-        "low": [round(line.low[i], 4) for i in kept],
-        "high": [round(line.high[i], 4) for i in kept],
-    }
-
-
-def _votes(curves: Sequence[CurveResult]) -> tuple[list[dict[str, Any]], str]:
-    """The ballots of every strand that has some, and what to say if rounds had to be left out."""
-    strands = [
-        (place, seed, voted)
-        for place, curve in enumerate(curves)
-        for seed, lines in curve.seeds.items()
-        if (voted := [line for line in lines if line.get("ballots") is not None])
-    ]
-    size = max((_vote_size(line) for _, _, lines in strands for line in lines), default=1)
-    rounds_max = max(1, VOTE_CHARACTERS_MAX // (size * max(1, len(strands))))
-    longest = max((len(lines) for _, _, lines in strands), default=0)
-    shown = [
-        {
-            "curve": place,
-            "seed": seed,
-            "rounds": [_vote(lines[i]) for i in _spaced(len(lines), rounds_max)],
-        }
-        for place, seed, lines in strands
-    ]
-    if longest <= rounds_max:
-        return shown, ""
-    return shown, (
-        f"To keep this page small, {rounds_max} evenly spaced rounds of each curve can be chosen "
-        f"here, of up to {longest}; {ROUNDS} holds them all."
-    )
-
-
-def _vote(record: Round) -> dict[str, Any]:
-    proposers, voters = record.get("proposers") or [], record.get("voters") or []
-    ballots = list(record["ballots"])[: len(voters)]
-    ballots += [None] * (len(voters) - len(ballots))
-    return {
-        "round": record["round"],
-        "proposers": proposers,
-        "voters": voters,
-        "byzantine": record.get("byzantine_workers") or [],
-        "ballots": [None if b is None else _bits(b, len(proposers)) for b in ballots],
-        "selection": record.get("selection") or [],
-        "quorum": record.get("quorum"),
-        "outcome": record["outcome"],
-    }
-
-
-def _vote_size(record: Round) -> int:
-    """About how many characters a round's votes take on the page."""
-    proposers, voters = len(record.get("proposers") or []), len(record.get("voters") or [])
-    return 120 + voters * (proposers // 4 + 4) + 6 * (proposers + voters)
-
-
-def _bits(approved: Sequence[int], proposals: int) -> str:
-    """A ballot as hexadecimal digits, four proposals each, the first in the highest bit.
-
-    >>> _bits([0, 5], 6)
-    '84'
-    """
-    digits = [0] * -(-proposals // 4)
-    for proposal in approved:
-        if 0 <= proposal < proposals:
-            digits[proposal // 4] |= 8 >> proposal % 4
-    return "".join(f"{digit:x}" for digit in digits)
-
-
-def _spaced(length: int, count: int) -> list[int]:
-    """At most `count` places out of `length`, evenly spaced, the last always among them.
-
-    >>> _spaced(3, 5), _spaced(9, 3), _spaced(9, 1)
-    ([0, 1, 2], [0, 4, 8], [8])
-    """
-    if length <= count:
-        return list(range(length))
-    if count == 1:
-        return [length - 1]
-    return [place * (length - 1) // (count - 1) for place in range(count)]

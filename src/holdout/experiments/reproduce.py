@@ -106,6 +106,7 @@ def reproduce(
     settings: Sequence[str] = (),
     resume: bool = False,
     watch: Callable[[Panel], Watch | None] = lambda _panel: None,
+    say: Callable[[str], None] | None = None,
 ) -> Figure:
     """Run every panel of a figure into `out`, or `resume` there, and draw it."""
     if out.exists() and not out.is_dir():
@@ -126,6 +127,7 @@ def reproduce(
                 out / panel.name,
                 resume=resume and (out / panel.name / results.CONFIG).exists(),
                 watch=partial(watch, panel),
+                say=say,
             )
             for panel, plan in zip(panels, plans, strict=True)
         ]

@@ -23,10 +23,10 @@ from holdout.attacks import (
     ReportAttack,
 )
 from holdout.config import Config, Parsed
+from holdout.curve_rows import NO_ATTACK
 from holdout.data.datasets import NAMES
 from holdout.dotted import resolve
 from holdout.errors import DottedNameError, InfeasibleError, PluginError, UserError
-from holdout.experiments.curves import NO_ATTACK
 from holdout.experiments.plugins import Plugins
 from holdout.experiments.rule_parameters import RuleParameters
 from holdout.federation.round_setup import Curve

@@ -7,11 +7,38 @@ from torch import Tensor
 
 from holdout.attacks import ATTACKS
 from holdout.attacks.schedule import Schedule
+from holdout.curve_rows import MOVED, NO_ATTACK
 from holdout.data.datasets import Dataset
-from holdout.experiments.curves import MISSING_MAX, NO_ATTACK, CurveResult, Round
-from holdout.results import MOVED
+from holdout.experiments.curves import MISSING_MAX, CurveResult, Round
 from holdout.rules import LEAVES_NOBODY_OUT, find_rule
 from holdout.voting import VOTES
+
+
+class Notes(list[str]):
+    """What the user is told: a list of notes, each said as soon as it is known."""
+
+    def __init__(self, say: Callable[[str], None] | None = None) -> None:
+        super().__init__()
+        self._say = say
+        self.kept: list[str] = []
+        """Those that belong to the result wherever it is made again; `summary.json` has them."""
+
+    def add(self, note: str) -> None:
+        """Say a note of this time alone; another time it is something else."""
+        self.append(note)
+        if self._say is not None:
+            self._say(note)
+
+    def keep(self, note: str) -> None:
+        """Say a note, and keep it with the results."""
+        self.kept.append(note)
+        self.add(note)
+
+    def keep_unsaid(self, note: str) -> None:
+        """Keep a note with the results, for the end of the run."""
+        self.kept.append(note)
+        self.append(note)
+
 
 ADAPTIVE = ("alie", "ipm")
 """Attacks that search against the deployed rule if gamma is "adaptive"."""

@@ -14,34 +14,34 @@ import torch
 import holdout
 from holdout import device, results
 from holdout.config import Config, read_file
+from holdout.curve_rows import CurveKey, count_errors, in_order, summarise
 from holdout.errors import PluginError, RunFailed, UserError
 from holdout.experiments.checkpoints import (
-    Place,
-    check_fit,
     notes_on_environment,
-    restore,
+    remaining,
+    state_to_go_on,
     to_checkpoint,
 )
-from holdout.experiments.code_record import (
-    changes_of,
-    notes_on_sources,
-    refuse_changes,
-    sources_of,
-    store,
-)
+from holdout.experiments.code_record import notes_on_sources, sources_of
+from holdout.experiments.curve_files import named_tensors, save_end, save_model
 from holdout.experiments.curves import TableRow, final_table, group, has_success
+from holdout.experiments.first_error import FirstError
 from holdout.experiments.holders import SHARDS, shards_json
+from holdout.experiments.opened_run import OpenedRun, open_run
 from holdout.experiments.plan import ExperimentPlan, make_plan
 from holdout.experiments.plugins import Plugins
-from holdout.experiments.report import ERROR, error_text, read_error, table_html, write_report
+from holdout.experiments.report import error_text, table_html, write_report
 from holdout.experiments.resolve_names import is_decentralized
 from holdout.experiments.rule_trial import try_rules
-from holdout.experiments.run_notes import notes_on_curves, notes_on_data
+from holdout.experiments.run_notes import Notes, notes_on_curves, notes_on_data
+from holdout.experiments.trackers import make_trackers
+from holdout.experiments.watchers import CallersWatcher, RunWatcher, Watchers
 from holdout.federation import central, decentralized
 from holdout.federation.network_sizes import notes_on
-from holdout.federation.round_setup import first_state
-from holdout.results import Checkpoint, RunFolder
+from holdout.federation.round_setup import State, first_state
+from holdout.results import ResultsMark, RunFolder
 from holdout.rounds import RoundRecord
+from holdout.saved_models import NamedTensors, Weights, weights_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +72,7 @@ class Progress:
 
 
 Watch = Callable[[Progress], None]
+"""The simplest watcher: a function."""
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -103,7 +104,11 @@ class Result:
     """The run folder; None if the run was in memory alone."""
     notes: Sequence[str] = field(default_factory=list)
     """Reasons to doubt the result: what it does not prove, what went wrong with custom code, what
-    the sizes of a network without a server do not guarantee, or that a resumed run may differ."""
+    the sizes of a network without a server do not guarantee, that a resumed run may differ, or
+    that a tracker failed."""
+    weights: Weights = field(default_factory=lambda: weights_of("", {}))
+    """The trained weights as named tensors: `weights["holdout", 0]` for the rule `holdout` and
+    seed 0 under the config's attack, `weights["mean", 0, "none"]` for the mean without attack."""
 
     def table(self) -> list[TableRow]:
         """One row for each rule and attack, averaged over seeds."""
@@ -150,7 +155,7 @@ def run(
     out: Path | str | None = None,
     resume: bool = False,
     plugins: Plugins | None = None,
-    watch: Callable[[Progress], None] | None = None,
+    watch: RunWatcher | Callable[[Progress], None] | None = None,
     say: Callable[[str], None] | None = None,
     changed_code: bool = False,
 ) -> Result:
@@ -163,12 +168,15 @@ def run(
     Args:
         config: The path of a TOML file, its values as nested mappings, or a `Config`.
         out: The run folder to make; without it nothing is written.
-        resume: Continue from the checkpoint in `out`. The result is the same as that of an
-            uninterrupted run.
+        resume: Go on with the run in `out`, interrupted or finished. The config may ask for more
+            rounds, rules or seeds than before. The result is the same as that of a run that was
+            asked for all of it at once.
         plugins: Custom rules, attacks, models, data or workers, as objects.
-        watch: Called with a `Progress` after each round.
-        say: Called with each note that is known before the first round, and with the traceback of
-            what custom workers raise first.
+        watch: Called with a `Progress` after each round; or an object with some of the methods
+            `start(config)`, `round(progress)` and `finish(result)`, of which the last is called
+            with None if the run stops early.
+        say: Called with each note as soon as it is known, but for those that only the finished
+            rounds tell, and with the traceback of what custom workers raise first.
         changed_code: Resume although custom code has changed since the run began; a note says so.
 
     >>> from holdout import Plugins, run
@@ -183,118 +191,56 @@ def run(
     1.0
     """
     _refuse_other_types(config, plugins)
+    callers = CallersWatcher(watch)
     values = read_file(Path(config)) if isinstance(config, str | Path) else config
     plan = make_plan(values, plugins)
-    sources = sources_of(plan)
-    notes = _tell(
-        say, [*notes_on(plan.config), *notes_on_data(plan.dataset), *notes_on_sources(sources)]
-    )
-    # Also while a checkpoint is checked: that founds a network anew, and its last bits depend on
-    # the number of threads.
+    path, notes = None if out is None else Path(out), Notes(say)
+    # The caller last: what it raises ends a run whose round is done, and tracked.
+    watchers = Watchers([*make_trackers(plan.config, path, notes.add), callers])
+    known = [*notes_on(plan.config), *notes_on_data(plan.dataset)]
+    for note in [*known, *notes_on_sources(sources_of(plan))]:
+        notes.keep(note)
+    # The threads also while a checkpoint is checked: that founds a network anew, and its last bits
+    # depend on their number.
     with _threads(plan.config), device.using(plan.config.experiment.device):
         try_rules(plan)
-        if out is None:
-            return _to_result(plan, FirstError(None, say, watch), notes)
-        path = Path(out)
-        if not resume:
-            with results.create(path, plan.config.as_toml()) as folder:
-                store(folder, sources)
-                return _to_result(plan, FirstError(folder, say, watch), notes)
-
-        def check(checkpoint: Checkpoint, done: Sequence[Mapping[str, Any]]) -> None:
-            check_fit(plan, restore(checkpoint), done)
-            if not changed_code:
-                refuse_changes(path, sources)
-
-        with results.resume(path, plan.config.as_dict(), check=check) as (folder, checkpoint):
-            done = list(results.read_run(path).rows)
-            changes = changes_of(path, sources, done)
-            store(folder, sources, changes)
-            notes += _tell(say, changes)
-            aside = _tell(say, notes_on_environment(checkpoint, environment(plan.config)))
-            begun = Begun(checkpoint, done, aside)
-            return _to_result(plan, FirstError(folder, say, watch, done), notes, begun)
+        with (
+            watchers.following(plan.config) as ended,
+            open_run(plan, path, resume=resume, changed_code=changed_code) as opened,
+        ):
+            for note in opened.changes:
+                notes.keep(note)
+            for note in notes_on_environment(opened.stored, environment(plan.config)):
+                notes.add(note)
+            errors = FirstError(opened.folder, say, watchers.round, opened.rows)
+            ended.append(_to_result(plan, opened, notes, errors))
+    _refuse_empty(ended[0], errors)
+    return ended[0]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Begun:
-    """What a run that is resumed has done already."""
-
-    checkpoint: Checkpoint | None = None
-    rounds: list[Mapping[str, Any]] = field(default_factory=list)
-    notes: Sequence[str] = ()
-    """What to tell of resuming it here, and to keep nowhere: another time it is something else."""
-
-
-def _to_result(
-    plan: ExperimentPlan, errors: "FirstError", notes: Sequence[str], begun: Begun | None = None
-) -> Result:
+def _to_result(plan: ExperimentPlan, opened: OpenedRun, notes: Notes, errors: FirstError) -> Result:
     """Run the curves that are left; what custom code does to them is told in any case."""
-    begun, folder = begun or Begun(), errors.folder
-    rounds = begun.rounds
+    rounds, folder = list(opened.rows), opened.folder
     try:
-        _run_curves(plan, folder, begun.checkpoint, rounds, errors)
+        trained = _run_curves(plan, opened, rounds, errors)
     except PluginError as error:
         if folder is not None:
             errors.stopped_by(error)
-            stopped = f"the run was stopped: {error}"
-            finish(plan, rounds, folder, [*notes, stopped], error=errors.found)
+            notes.keep_unsaid(f"the run was stopped: {error}")
+            finish(plan, rounds, folder, notes, error=errors.found)
         raise
-    result = finish(plan, rounds, folder, notes, aside=begun.notes, error=errors.found)
-    if empty := [curve.label for curve in group(rounds) if curve.is_empty]:
+    return finish(plan, rounds, folder, notes, error=errors.found, trained=trained)
+
+
+def _refuse_empty(result: Result, errors: FirstError) -> None:
+    """Raise if in a curve no honest proposal ever arrived: it shows nothing."""
+    if empty := [curve.label for curve in group(result.rounds) if curve.is_empty]:
         first = f"; the first: {told}" if (told := errors.text) else ""
         raise RunFailed(
             f"no honest proposal arrived in any round of {', '.join(empty)}: custom workers failed"
             f"{first}",
             result,
         )
-    return result
-
-
-class FirstError:
-    """A watch that keeps what custom code raised first, and tells it at once."""
-
-    def __init__(
-        self,
-        folder: RunFolder | None,
-        say: Callable[[str], None] | None,
-        watch: Watch | None,
-        done: Sequence[Mapping[str, Any]] = (),
-    ) -> None:
-        self.folder, self._say, self._watch = folder, say, watch
-        self.found: Mapping[str, Any] | None = None
-        # What stopped a run, or was raised in rounds that are done again, is no longer true.
-        if folder is not None and results.count_errors(done):
-            self.found = read_error(folder.path)
-        elif folder is not None:
-            (folder.path / ERROR).unlink(missing_ok=True)
-
-    def __call__(self, progress: Progress) -> None:
-        """Look at what the round's custom workers raised, and hand the progress on."""
-        record = progress.record
-        if self.found is None and record.custom_errors:
-            failure = record.custom_errors[0]
-            where = {key: getattr(record, key) for key in ("rule", "attack", "seed", "round")}
-            self._keep({**where, "error": str(failure), "traceback": failure.traceback})
-            if self._say is not None:
-                self._say(f"{self.text}\n{failure.traceback.rstrip()}")
-        if self._watch is not None:
-            self._watch(progress)
-
-    def stopped_by(self, error: PluginError) -> None:
-        """Keep what custom code raised that ends the run."""
-        if self.found is None or error.traceback is not None:
-            self._keep({"error": str(error), "traceback": error.traceback})
-
-    @property
-    def text(self) -> str:
-        """What was raised, and in which round, in one line."""
-        return error_text(self.found) if self.found else ""
-
-    def _keep(self, found: Mapping[str, Any]) -> None:
-        self.found = found
-        if self.folder is not None:
-            self.folder.write(ERROR, results.to_json(found, indent=1) + "\n")
 
 
 def _refuse_other_types(config: object, plugins: object) -> None:
@@ -303,13 +249,6 @@ def _refuse_other_types(config: object, plugins: object) -> None:
         raise UserError(f"run takes the path of a TOML file, a mapping or a Config; got {got}")
     if not isinstance(plugins, Plugins | None):
         raise UserError(f"plugins must be holdout.Plugins(...); got {type(plugins).__name__}")
-
-
-def _tell(say: Callable[[str], None] | None, notes: list[str]) -> list[str]:
-    if say is not None:
-        for note in notes:
-            say(note)
-    return notes
 
 
 def environment(config: Config, *, threads: int | None = None) -> dict[str, Any]:
@@ -343,67 +282,91 @@ def _threads(config: Config) -> Iterator[None]:
 
 
 def _run_curves(
-    plan: ExperimentPlan,
-    folder: RunFolder | None,
-    checkpoint: Checkpoint | None,
-    rounds: list[Mapping[str, Any]],
-    watch: Watch | None,
-) -> list[Mapping[str, Any]]:
-    place = restore(checkpoint)
-    while place.curve < len(plan.curves):
-        place = run_curve(plan, place, folder, rounds, watch)
-    return rounds
+    plan: ExperimentPlan, opened: OpenedRun, rounds: list[Mapping[str, Any]], watch: Watch
+) -> dict[CurveKey, NamedTensors]:
+    """Run what is left, adding to the rounds; the trained weights of what was run."""
+    place, folder = opened.place, opened.folder
+    pieces = remaining(plan, rounds, place)
+    each = plan.config.experiment.rounds
+    done = each * len(plan.curves) - sum(each - piece.rounds_done for piece in pieces)
+    trained: dict[CurveKey, NamedTensors] = {}
+    for piece in pieces:
+        state = state_to_go_on(plan, piece, place, folder)
+        elsewhere = done - piece.rounds_done
+        trained[plan.keys[piece.number]] = run_curve(
+            plan,
+            piece.number,
+            state,
+            folder=folder,
+            rounds=rounds,
+            watch=watch,
+            elsewhere=elsewhere,
+        )
+        done = elsewhere + each
+    return trained
 
 
 def run_curve(
     plan: ExperimentPlan,
-    place: Place,
+    number: int,
+    state: State | None,
+    *,
     folder: RunFolder | None,
     rounds: list[Mapping[str, Any]],
-    watch: Watch | None,
-) -> Place:
-    """Run one curve to its end; the place before the next one."""
+    watch: Watch,
+    elsewhere: int = 0,
+) -> NamedTensors:
+    """Run one curve to its end; its trained weights.
+
+    Args:
+        plan: The experiment.
+        number: The curve's place in the plan.
+        state: The state after its last round; None if it has not begun.
+        folder: Where its lines and models are kept, if anywhere.
+        rounds: Its lines are appended to these.
+        watch: Told of each round.
+        elsewhere: How many rounds of other curves are done.
+    """
     experiment = plan.config.experiment
-    total = experiment.rounds * len(plan.curves)
-    number = place.curve
-    curve, seed = plan.curves[number]
+    (curve, seed), key = plan.curves[number], plan.keys[number]
     federation = plan.federation(curve, seed)
-    state = place.state or first_state(federation)
+    state = state or first_state(federation)
     now = environment(plan.config, threads=torch.get_num_threads())
     serverless = is_decentralized(plan.config, curve.rule)
     run_round = decentralized.run_round if serverless else central.run_round
+    # Assigned at once, so that an interruption leaves the place before or after the round.
+    place: tuple[State, ResultsMark] | None = None
     try:
         while state.round < experiment.rounds and not state.diverged:
             record, state = run_round(federation, curve, state)
             line = record.as_dict()
             mark = folder.append(line) if folder else None
-            # One assignment, so that an interruption leaves the place before or after the round.
-            place = Place(number, state, mark)
+            place = (state, mark) if mark else None
             rounds.append(results.jsonable(line))
+            if folder and experiment.save_every and state.round % experiment.save_every == 0:
+                tensors = named_tensors(federation.model, state.weights)
+                save_model(folder, plan, key, tensors, state.round, is_final=False)
             if folder and mark and record.is_evaluated and state.round < experiment.rounds:
-                folder.save(to_checkpoint(place, now), mark)
-            if watch:
-                done = number * experiment.rounds + state.round
-                watch(Progress(record, done, total))
+                folder.save(to_checkpoint(key, state, now), mark)
+            watch(Progress(record, elsewhere + state.round, experiment.rounds * len(plan.curves)))
     except (KeyboardInterrupt, PluginError):
-        if folder and place.mark:
-            folder.save(to_checkpoint(place, now), place.mark)
+        if folder and place:
+            folder.save(to_checkpoint(key, place[0], now), place[1])
         raise
-    place = Place(number + 1, None, None)
     if folder:
-        folder.save(to_checkpoint(place, now), folder.mark())
-    return place
+        save_end(folder, plan, key, state, model=federation.model, environment=now)
+    return named_tensors(federation.model, state.weights)
 
 
 def finish(
     plan: ExperimentPlan,
     rounds: Sequence[Mapping[str, Any]],
     folder: RunFolder | None,
-    notes: Sequence[str] = (),
+    notes: Notes,
     *,
-    aside: Sequence[str] = (),
     threads: int | None = None,
     error: Mapping[str, Any] | None = None,
+    trained: Mapping[CurveKey, NamedTensors] | None = None,
 ) -> Result:
     """The result of all curves; its summary and report go into the folder.
 
@@ -411,29 +374,38 @@ def finish(
         plan: What was run.
         rounds: All rounds.
         folder: Where it goes.
-        notes: Reasons for doubt that are known so far.
-        aside: Notes for the result alone, not for its summary.
+        notes: Reasons for doubt that are known so far; those that the rounds tell are added.
         threads: Torch's threads, if not the config's.
         error: What custom code raised first.
+        trained: The trained weights, where no folder keeps them.
     """
     config, sources = plan.config.as_dict(), sources_of(plan)
-    notes = [*notes, *notes_on_curves(group(rounds), config)]
-    if error is not None and (raised := results.count_errors(rounds)):
-        notes.append(f"custom workers raised {raised} times; the first: {error_text(error)}")
-    summary = results.summarise(
-        rounds, config=config, environment=environment(plan.config, threads=threads), notes=notes
-    )
+    ordered = in_order(rounds, config)
+    raised = count_errors(ordered)
+    for note in notes_on_curves(group(ordered), config):
+        notes.keep_unsaid(note)
+    if error is not None and raised:
+        notes.keep_unsaid(f"custom workers raised {raised} times; the first: {error_text(error)}")
+    now = environment(plan.config, threads=threads)
+    summary = summarise(ordered, config=config, environment=now, notes=notes.kept)
     for curve in summary["curves"]:
         # Only custom code that raises ends a run, and writes its summary, inside a curve.
         if curve["outcome"] == "completed" and curve["rounds"] < plan.config.experiment.rounds:
             curve["outcome"] = "stopped"
     if error is not None:
-        summary["custom_errors"] = {"count": results.count_errors(rounds), "first": error}
+        summary["custom_errors"] = {"count": raised, "first": error}
     if sources:
         summary["custom_code"] = sources
-    if folder:
-        folder.write(results.SUMMARY, results.to_json(summary, indent=1) + "\n")
-        folder.write(SHARDS, shards_json(plan.config, plan.dataset))
-        write_report(folder.path)
-    path = folder.path if folder else None
-    return Result(plan.config, rounds, summary, path, [*aside, *notes])
+    if folder is None:
+        weights = weights_of(plan.config.attack.name, trained or {})
+        return Result(plan.config, ordered, summary, None, notes, weights)
+    folder.write(results.SUMMARY, results.to_json(summary, indent=1) + "\n")
+    folder.write(SHARDS, shards_json(plan.config, plan.dataset))
+    write_report(folder.path)
+    for curve in summary["curves"]:
+        # What a crash between two writes may have left; a curve that is not over may yet need it.
+        if curve["outcome"] != "stopped":
+            key = CurveKey(curve["rule"], curve["attack"], curve["seed"])
+            folder.drop_earlier_ends(key, curve["rounds"])
+    weights = results.folder_weights(folder.path, config)
+    return Result(plan.config, ordered, summary, folder.path, notes, weights)

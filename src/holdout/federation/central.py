@@ -9,6 +9,7 @@ import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -259,34 +260,38 @@ def evaluate_round(
 ) -> tuple[RoundRecord, State]:
     """Measure the model on test rows when it is due; a loss that is not finite ends the curve."""
     experiment = federation.config.experiment
+    if state.round == 1:
+        record = replace(record, initial=measured(federation, federation.initial_weights))
     due = state.round % experiment.evaluate_every == 0 or state.round == experiment.rounds
     if not (due or state.diverged):
         return record, state
-    result = evaluate(
-        federation.model,
-        state.weights,
-        federation.x_test,
-        federation.y_test,
-        loss=federation.loss,
-    )
-    recall = [share for share in result.class_recall if math.isfinite(share)]
-    finite = math.isfinite(result.loss)
+    found = measured(federation, state.weights)
+    finite = math.isfinite(found["loss"])
+    record = replace(record, **found)
     return (
-        replace(
-            record,
-            accuracy=result.accuracy,
-            loss=result.loss,
-            worst_class_recall=min(recall, default=None),
-            r2=result.r2,
-            mae=result.mae,
-            attack_success=_attack_success(federation, state),
-            outcome=record.outcome if finite else Outcome.DIVERGED,
-        ),
+        replace(record, outcome=record.outcome if finite else Outcome.DIVERGED),
         replace(state, diverged=state.diverged or not finite),
     )
 
 
-def _attack_success(federation: Federation, state: State) -> float | None:
+def measured(federation: Federation, weights: Tensor) -> dict[str, Any]:
+    """How good a model is on the test rows: those of `holdout.metrics.MEASURED` that apply."""
+    result = evaluate(
+        federation.model, weights, federation.x_test, federation.y_test, loss=federation.loss
+    )
+    recall = [share for share in result.class_recall if math.isfinite(share)]
+    found: dict[str, Any] = {
+        "accuracy": result.accuracy,
+        "loss": result.loss,
+        "worst_class_recall": min(recall, default=None),
+    }
+    if result.mae is not None:
+        found |= {"r2": result.r2, "mae": result.mae}
+    success = _attack_success(federation, weights)
+    return found if success is None else {**found, "attack_success": success}
+
+
+def _attack_success(federation: Federation, weights: Tensor) -> float | None:
     """The share of the test rows of other classes that are taken for the target once triggered."""
     trigger = federation.trigger
     if trigger is None:
@@ -301,4 +306,4 @@ def _attack_success(federation: Federation, state: State) -> float | None:
             f"{name}: put_trigger must return float32 rows of shape {tuple(others.shape)}; "
             f"got {describe(rows)}"
         )
-    return share_taken_for(federation.model, state.weights, rows, trigger.target)
+    return share_taken_for(federation.model, weights, rows, trigger.target)

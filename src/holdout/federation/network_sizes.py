@@ -37,6 +37,13 @@ def sizes_of(config: Config) -> NetworkSizes:
     )
 
 
+def is_same_network(one: Config, other: Config) -> bool:
+    """Whether networks of the two configs, which differ in rounds alone, are founded alike."""
+    if one.federation.mode != "decentralized" or one.experiment.rounds == other.experiment.rounds:
+        return True
+    return one.training.schedule == "constant" and sizes_of(one) == sizes_of(other)
+
+
 def notes_on(config: Config) -> list[str]:
     """What a user should know before the run starts: sizes below the tables, and their price."""
     federation = config.federation
