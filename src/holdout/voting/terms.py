@@ -188,7 +188,7 @@ class VoteRule:
 VOTES: Mapping[str, VoteRule] = MappingProxyType(
     {
         "holdout-paper": VoteRule("HoldOut (paper)", Terms.paper, prominence=1, is_fixed=True),
-        "holdout-1": VoteRule("HoldOut 1", Terms),
+        "holdout-1": VoteRule("HoldOut (first vote)", Terms),
         "holdout": VoteRule("HoldOut", Terms.joint, prominence=0),
         "holdout-central": VoteRule("HoldOut (server)", Terms.joint, has_server=True),
     }
