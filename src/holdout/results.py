@@ -19,7 +19,7 @@ import math
 import os
 import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any, overload
 import numpy as np
 import numpy.typing as npt
 
-from holdout.errors import RunFolderError
+from holdout.errors import RunFolderError, WriteError
 
 if TYPE_CHECKING:
     # Only its type: experiments are a layer above this one.
@@ -134,11 +134,19 @@ def to_json(value: Any, *, indent: int | None = None) -> str:
 def write_atomic(path: Path, content: bytes) -> None:
     """Write the file whole or not at all, and have it on the disk when this returns."""
     temporary = path.with_name(f".{path.name}.partial")
-    with temporary.open("wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
+    try:
+        with temporary.open("wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except OSError as error:
+        # On a full disk, what is of no use must not take the room of what is.
+        with suppress(OSError):
+            temporary.unlink(missing_ok=True)
+        if error.errno is not None:
+            error.filename = str(path)
+        raise
     directory = os.open(path.parent, os.O_RDONLY)
     try:
         os.fsync(directory)
@@ -146,19 +154,33 @@ def write_atomic(path: Path, content: bytes) -> None:
         os.close(directory)
 
 
+@contextmanager
+def writing(path: Path, *, resumable: bool = False) -> Iterator[None]:
+    """Turn what keeps a file from being written, such as a full disk, into a message."""
+    try:
+        yield
+    except OSError as error:
+        why = error.strerror or error
+        kept = "; what was written before is kept, and resuming goes on from there" * resumable
+        raise WriteError(f"{error.filename or path}: cannot be written ({why}){kept}") from error
+
+
 class RunFolder:
     """A run folder opened for writing, by this process alone. Use `create` or `resume`."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._rounds = (path / ROUNDS).open("ab")
+        # Without a buffer: what a full disk did not take is not tried again when this is closed.
+        self._rounds = (path / ROUNDS).open("ab", buffering=0)
         self._digest = hashlib.sha256((path / ROUNDS).read_bytes())
 
     def append(self, record: Mapping[str, Any]) -> ResultsMark:
         """Append one round's line; how far the results now reach."""
         line = (to_json(record) + "\n").encode()
-        self._rounds.write(line)
-        self._rounds.flush()
+        with self._writing(ROUNDS):
+            left = line
+            while left:
+                left = left[self._rounds.write(left) :]
         self._digest.update(line)
         return self.mark()
 
@@ -168,7 +190,8 @@ class RunFolder:
 
     def save(self, checkpoint: Checkpoint, mark: ResultsMark) -> None:
         """Make the results durable up to `mark`, and the checkpoint the place to continue from."""
-        os.fsync(self._rounds.fileno())
+        with self._writing(ROUNDS):
+            os.fsync(self._rounds.fileno())
         meta = {
             **checkpoint.meta,
             "schema": SCHEMA,
@@ -180,15 +203,20 @@ class RunFolder:
         np.savez(buffer, allow_pickle=False, **{"meta": header, **checkpoint.arrays})
         content = buffer.getvalue()
         # A zip's own checksums leave its headers out.
-        write_atomic(self.path / CHECKPOINT, content + hashlib.sha256(content).digest())
+        with self._writing(CHECKPOINT):
+            write_atomic(self.path / CHECKPOINT, content + hashlib.sha256(content).digest())
 
     def write(self, name: str, content: str) -> None:
         """Write a whole file of the folder."""
-        write_atomic(self.path / name, content.encode())
+        with self._writing(name):
+            write_atomic(self.path / name, content.encode())
 
     def close(self) -> None:
         """Close the stream of rounds."""
         self._rounds.close()
+
+    def _writing(self, name: Path | str) -> AbstractContextManager[None]:
+        return writing(self.path / name, resumable=True)
 
 
 @contextmanager
@@ -256,27 +284,10 @@ def resume(
         yield folder, checkpoint
 
 
-def free_path(parent: Path, name: str) -> Path:
-    """parent/name, or with -2, -3, ... if taken."""
-    path, number = parent / name, 1
-    while path.exists():
-        number += 1
-        path = parent / f"{name}-{number}"
-    return path
-
-
-def last_path(parent: Path, name: str) -> Path:
-    """The last of parent/name, name-2, name-3, ... that exists."""
-    path, number = parent / name, 1
-    while (following := parent / f"{name}-{number + 1}").exists():
-        path, number = following, number + 1
-    return path
-
-
 def read_config(path: Path) -> dict[str, Any]:
     """The config that a run folder holds."""
     try:
-        return tomllib.loads((path / CONFIG).read_text("utf-8"))
+        return tomllib.loads((path / CONFIG).read_text("utf-8-sig"))
     except FileNotFoundError:
         raise RunFolderError(f"{path} is not a run folder: {CONFIG} is missing") from None
     except (OSError, ValueError, RecursionError) as error:

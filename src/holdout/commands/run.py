@@ -45,17 +45,22 @@ def _run(options: argparse.Namespace) -> None:
     else:
         values = demo_values()
     values = config.apply_settings(values, options.settings)
-    # Mistakes are reported by the run, together with those that only it can find.
-    name = config.parse(values).config.experiment.name
-    if folder is None:
-        find_path = results.last_path if options.resume else results.free_path
-        folder = find_path(Path("runs"), name)
-    from holdout.experiments.runner import run
+    from holdout.experiments.plan import make_plan
+    from holdout.experiments.runner import run_plan
+    from holdout.folder_names import claim_path, last_path
     from holdout.terminal import print_table, watching
 
-    # The folder holds its config, so nothing else needs to be given again.
-    again = ["holdout", "run", "--out", str(folder), "--resume"]
-    with explain_resuming(folder / results.CONFIG, again), watching() as watch:
-        result = run(values, out=folder, resume=options.resume, watch=watch(""), say=print_note)
+    with watching() as watch:
+        plan = make_plan(values)
+        name = plan.config.experiment.name
+        if folder is None:
+            find_path = last_path if options.resume else claim_path
+            folder = find_path(Path("runs"), name)
+        # The folder holds its config, so nothing else needs to be given again.
+        again = ["holdout", "run", "--out", str(folder), "--resume"]
+        with explain_resuming(folder / results.CONFIG, again):
+            result = run_plan(
+                plan, out=folder, resume=options.resume, watch=watch(""), say=print_note
+            )
     print_table(result.table(), name)
     print(f"report: {folder / 'report.html'}")
