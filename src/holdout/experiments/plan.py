@@ -15,6 +15,7 @@ from holdout.custom_code import describe
 from holdout.data.datasets import Dataset, Shard, dataset_from, load, standardised
 from holdout.data.partitions import partition
 from holdout.errors import ConfigError, DataError, ModelError, PluginError
+from holdout.experiments.memory import bytes_free, too_much
 from holdout.experiments.plugins import Plugins
 from holdout.experiments.resolve_names import Lookups
 from holdout.federation.round_setup import Curve, Federation
@@ -44,12 +45,7 @@ class ExperimentPlan:
         byzantine: frozenset[WorkerId] = frozenset()
         if curve.act is not None:
             byzantine = draw_byzantine(workers, config.federation.byzantine_workers, seed)
-        model = build(
-            self.factory,
-            dataset.shape,
-            dataset.classes,
-            seed=stream(seed, "weights").generator_seed(),
-        )
+        model = self.model(seed)
         return Federation(
             config=config,
             seed=seed,
@@ -60,6 +56,15 @@ class ExperimentPlan:
             byzantine=byzantine,
             x_test=dataset.x_test,
             y_test=dataset.y_test,
+        )
+
+    def model(self, seed: int) -> torch.nn.Module:
+        """The model with the initial weights of a seed."""
+        return build(
+            self.factory,
+            self.dataset.shape,
+            self.dataset.classes,
+            seed=stream(seed, "weights").generator_seed(),
         )
 
     def _workers(
@@ -107,6 +112,8 @@ def make_plan(config: Config | Mapping[str, Any], plugins: Plugins | None = None
     plugins = plugins or Plugins()
     values = config.as_dict() if isinstance(config, Config) else dict(config)
     parsed = parse(_with_names(values, plugins))
+    # Before anything is tried with these numbers, though with the smallest of all models.
+    _check_memory(parsed.config, 1, parsed.problems)
     lookups = Lookups(parsed, plugins)
     lookups.check_custom_names()
     curves = lookups.curves()
@@ -119,6 +126,12 @@ def make_plan(config: Config | Mapping[str, Any], plugins: Plugins | None = None
     plan = ExperimentPlan(config, curves, plugins, factory, dataset)
     _check_fit(plan)
     return plan
+
+
+def _check_memory(config: Config, dimension: int, problems: Sequence[str] = ()) -> None:
+    found = too_much(config, dimension, free=bytes_free())
+    if found is not None:
+        raise ConfigError([*problems, found])
 
 
 def _load(config: Config, plugins: Plugins) -> Dataset:
@@ -190,6 +203,7 @@ def _check_fit(plan: ExperimentPlan) -> None:
         )
     if not problems:
         try:
+            _check_memory(config, vector.dimension(plan.model(seed)))
             model = plan.federation(curve, seed).model
             for attacked, _ in plan.curves:
                 getattr(attacked.act, "check_model", _accept)(model)

@@ -26,7 +26,7 @@ from holdout.experiments.curves import TableRow, final_table
 from holdout.experiments.plan import ExperimentPlan, make_plan
 from holdout.experiments.plugins import Plugins
 from holdout.experiments.report import table_html, write_report
-from holdout.experiments.resolve_names import is_decentralized
+from holdout.experiments.resolve_names import is_decentralized, notes_on_vote
 from holdout.federation import central, decentralized
 from holdout.federation.network_sizes import notes_on
 from holdout.federation.round_setup import first_state
@@ -92,8 +92,8 @@ class Result:
     folder: Path | None = None
     """The run folder; None if the run was in memory alone."""
     notes: Sequence[str] = field(default_factory=list)
-    """What the sizes of a network without a server do not guarantee, or that a resumed run may
-    differ."""
+    """What the sizes of a network without a server do not guarantee, which keys of `[vote]` do
+    nothing with the rules chosen, or that a resumed run may differ."""
 
     def table(self) -> list[TableRow]:
         """One row for each rule and attack, averaged over seeds."""
@@ -152,8 +152,19 @@ def run(
     """
     _refuse_other_types(config, plugins)
     values = read_file(Path(config)) if isinstance(config, str | Path) else config
-    plan = make_plan(values, plugins)
-    notes = _tell(say, notes_on(plan.config))
+    return run_plan(make_plan(values, plugins), out=out, resume=resume, watch=watch, say=say)
+
+
+def run_plan(
+    plan: ExperimentPlan,
+    *,
+    out: Path | str | None,
+    resume: bool,
+    watch: Watch | None,
+    say: Callable[[str], None] | None,
+) -> Result:
+    """`run`, once the config is checked and the data loaded."""
+    notes = _tell(say, [*notes_on(plan.config), *notes_on_vote(plan.config)])
     # Also while a checkpoint is checked: that founds a network anew, and its last bits depend on
     # the number of threads.
     with _threads(plan.config):
