@@ -1,8 +1,9 @@
 """The report of a run, from its folder alone: `accuracy.png` for a paper, `report.html` to explore.
 
-The page is one file that works offline. Tables and words are made here; the charts and the heat
-map of the votes are drawn in the reader's browser, by the script in `report_template.html`, from
-the data beside it in the page. The same results give the same bytes.
+The page is one file that works offline. Tables, words and charts (`experiments.charts`) are made
+here and read without a script. The map of the votes is drawn in the reader's browser, by the script
+in `report_template.html`, from the data beside it in the page. The same results give the same
+bytes.
 """
 
 import html
@@ -12,29 +13,50 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from importlib.resources import files
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import tomli_w
-from plotly.offline import get_plotlyjs
 
 from holdout.errors import RunFolderError
+from holdout.experiments import charts
 from holdout.experiments.agreement_table import (
     agreement_table,
     is_agreement_or_null,
     is_whole,
     network_notes,
 )
-from holdout.experiments.curves import CurveResult, Round, Series, TableRow, final_table, group
-from holdout.experiments.figures import accuracy_png, looks
+from holdout.experiments.charts import (
+    Quantity,
+    chart_html,
+    hiding_style,
+    legend_html,
+    line_of,
+    spaced,
+)
+from holdout.experiments.curves import CurveResult, Round, TableRow, final_table, group
+from holdout.experiments.figures import accuracy_png, has_many, looks
 from holdout.experiments.headlines import cautions, headline, percent, unfinished
-from holdout.results import ROUNDS, SUMMARY, Run, jsonable, read_run, write_atomic
+from holdout.results import ROUNDS, SUMMARY, Run, jsonable, read_run, write_atomic, writing
 
 FIGURE, PAGE = "accuracy.png", "report.html"
 Cells = Sequence[str]
 
-# Bounds on what goes into the page; more is thinned evenly, and the page says so.
-POINTS_MAX = 1000
-VOTE_CHARACTERS_MAX = 4_000_000
+VOTE_CHARACTERS_MAX = 500_000
+"""A bound on the votes in the page; more are thinned evenly, and the page says so."""
+
+CHARTS = (
+    Quantity("accuracy", "Test accuracy", "test accuracy (%)", scale=100.0, unit=" %"),
+    Quantity(
+        "byzantine_selected",
+        "Byzantine updates accepted into the step",
+        "accepted a round",
+        decimals=2,
+        is_level=False,
+    ),
+    Quantity("gamma", "Strength of the attack (gamma)", "gamma", decimals=2, is_level=False),
+)
+"""What is drawn over the rounds, from top to bottom."""
 
 
 def write_report(folder: Path) -> Path:
@@ -42,9 +64,10 @@ def write_report(folder: Path) -> Path:
     run = read_run(folder)
     _check(folder, run)
     curves = group(run.rows)
-    write_atomic(folder / FIGURE, accuracy_png(curves))
-    # A lone surrogate, which JSON can hold in a name, has no bytes of its own.
-    write_atomic(folder / PAGE, _page(folder, run, curves).encode("utf-8", "replace"))
+    with writing(folder):
+        write_atomic(folder / FIGURE, accuracy_png(curves))
+        # A lone surrogate, which JSON can hold in a name, has no bytes of its own.
+        write_atomic(folder / PAGE, _page(folder, run, curves).encode("utf-8", "replace"))
     return folder / PAGE
 
 
@@ -108,12 +131,9 @@ def _page(folder: Path, run: Run, curves: Sequence[CurveResult]) -> str:
     notes = [*missing, *cautions(curves), *network_notes(run.config)]
     agreed = agreement_table(curves)
     shown, thinned = _votes(curves)
-    data = {
-        "curves": _chart_lines(curves),
-        "charts_thinned": _thinned_charts(curves),
-        "votes": shown,
-        "votes_thinned": thinned,
-    }
+    data = {"curves": _chart_lines(curves), "votes": shown}
+    drawn = looks(curves)
+    last = max((line["round"] for curve in curves for line in curve.rounds), default=1)
     experiment = run.config.get("experiment")
     name = experiment.get("name") if isinstance(experiment, Mapping) else None
     parts = {
@@ -126,10 +146,20 @@ def _page(folder: Path, run: Run, curves: Sequence[CurveResult]) -> str:
         "has_agreement": "" if agreed else "hidden",
         "agreement_table": table_html(*agreed) if agreed else "",
         "outcome_table": _outcome_table_html(curves),
+        "hiding_style": hiding_style(len(curves)),
+        "legend": legend_html(curves, drawn),
+        "about_charts": html.escape(_about_charts(curves)),
+        "charts": "\n".join(
+            f"<h3>{html.escape(chart.title)}</h3>\n{chart_html(chart, curves, drawn, last=last)}"
+            for chart in CHARTS
+        ),
+        "vote_table": _vote_table_html(curves),
+        "has_votes": "" if shown else "hidden",
+        "has_no_votes": "hidden" if shown else "",
+        "votes_thinned": html.escape(thinned),
         "config": html.escape(tomli_w.dumps(run.config)),
         "environment": _environment_html(folder),
         "data": _script_json(data),
-        "plotly": get_plotlyjs(),
     }
     template = files("holdout.experiments").joinpath("report_template.html").read_text("utf-8")
     # One pass, so that a part that looks like a placeholder stays as it is.
@@ -213,14 +243,18 @@ def _outcome_table_html(curves: Sequence[CurveResult]) -> str:
     )
 
 
+_ROW = ' scope="row"'
+
+
 def table_html(head: Cells, body: Sequence[Cells]) -> str:
     """A table whose first column heads the rows; every cell is escaped."""
 
     def row(cells: Cells, tag: str) -> str:
         first, *rest = (html.escape(cell) for cell in cells)
-        scope = "col" if tag == "th" else "row"
-        others = "".join(f"<{tag}>{cell}</{tag}>" for cell in rest)
-        return f'<tr><th scope="{scope}">{first}</th>{others}</tr>'
+        heads = tag == "th"
+        scope = ' scope="col"' if heads else ""
+        others = "".join(f"<{tag}{scope}>{cell}</{tag}>" for cell in rest)
+        return f"<tr><th{scope or _ROW}>{first}</th>{others}</tr>"
 
     lines = "\n".join(row(cells, "td") for cells in body)
     return f"<table><thead>{row(head, 'th')}</thead>\n<tbody>{lines}</tbody></table>"
@@ -245,40 +279,61 @@ def _environment_html(folder: Path) -> str:
 
 
 def _chart_lines(curves: Sequence[CurveResult]) -> list[dict[str, Any]]:
-    """What the charts draw: each curve's look, and its quantities over the rounds."""
+    """What the script reads out at a round: each curve's quantities."""
     return [
-        {
-            "label": curve.label,
-            "seeds": len(curve.seeds),
-            "last": max(line["round"] for line in curve.rounds),
-            "colour": look.colour,
-            "dash": look.dash,
-            "marker": look.marker,
-            "width": look.width,
-            "accuracy": _points(curve.line("accuracy", scale=100.0)),
-            "accepted": _points(curve.line("byzantine_selected")),
-            "gamma": _points(curve.line("gamma")),
-        }
-        for curve, look in zip(curves, looks(curves), strict=True)
+        {"label": curve.label, **{chart.name: _points(chart, curve) for chart in CHARTS}}
+        for curve in curves
     ]
 
 
-def _thinned_charts(curves: Sequence[CurveResult]) -> str:
-    """What to say if points had to be left out of the charts."""
-    longest = max((len(lines) for curve in curves for lines in curve.seeds.values()), default=0)
-    if longest <= POINTS_MAX:
+def _points(chart: Quantity, curve: CurveResult) -> dict[str, Any]:
+    line = line_of(chart, curve)
+    return {"rounds": line.rounds, "mean": [chart.text(value) for value in line.mean]}
+
+
+def _about_charts(curves: Sequence[CurveResult]) -> str:
+    """What lines and bands are, and what was left out."""
+    seeds = max((len(curve.seeds) for curve in curves), default=0)
+    if not seeds:
         return ""
-    return f"The charts show at most {POINTS_MAX} evenly spaced points of up to {longest} rounds."
+    said = "One seed."
+    if seeds > 1:
+        said = "Lines: mean over the seeds that reached the round; bands: lowest to highest."
+    if has_many(curves):
+        said += " Below each chart, every rule by itself, beside the mean without attack."
+    said += " Untick a name to hide its curve."
+    longest = max(len(lines) for curve in curves for lines in curve.seeds.values())
+    if longest > charts.POINTS_MAX:
+        said += (
+            f" The charts show at most {charts.POINTS_MAX} evenly spaced points of up to {longest} "
+            "rounds."
+        )
+    return said
 
 
-def _points(line: Series) -> dict[str, list[float]]:
-    kept = _spaced(len(line.rounds), POINTS_MAX)
-    return {
-        "rounds": [line.rounds[i] for i in kept],
-        "mean": [round(line.mean[i], 4) for i in kept],
-        "low": [round(line.low[i], 4) for i in kept],
-        "high": [round(line.high[i], 4) for i in kept],
-    }
+def _vote_table_html(curves: Sequence[CurveResult]) -> str:
+    """What came of the votes over all rounds of each seed, read without a script."""
+    body = []
+    for curve in curves:
+        for seed, lines in curve.seeds.items():
+            voted = [line for line in lines if line.get("ballots") is not None]
+            if not voted:
+                continue
+            selected = [len(line.get("selection") or []) for line in voted]
+            lies = [line.get("byzantine_selected") or 0 for line in voted]
+            void = sum(ballot is None for line in voted for ballot in line["ballots"])
+            body.append(
+                [
+                    curve.label,
+                    str(seed),
+                    str(len(voted)),
+                    f"{fmean(selected):.1f}",
+                    f"{fmean(lies):.1f}",
+                    str(void),
+                ]
+            )
+    head = ["rule", "seed", "votes", "selected a round", "of them Byzantine", "void ballots"]
+    return table_html(head, body) if body else ""
 
 
 def _votes(curves: Sequence[CurveResult]) -> tuple[list[dict[str, Any]], str]:
@@ -296,7 +351,7 @@ def _votes(curves: Sequence[CurveResult]) -> tuple[list[dict[str, Any]], str]:
         {
             "curve": place,
             "seed": seed,
-            "rounds": [_vote(lines[i]) for i in _spaced(len(lines), rounds_max)],
+            "rounds": [_vote(lines[i]) for i in spaced(len(lines), rounds_max)],
         }
         for place, seed, lines in strands
     ]
@@ -341,16 +396,3 @@ def _bits(approved: Sequence[int], proposals: int) -> str:
         if 0 <= proposal < proposals:
             digits[proposal // 4] |= 8 >> proposal % 4
     return "".join(f"{digit:x}" for digit in digits)
-
-
-def _spaced(length: int, count: int) -> list[int]:
-    """At most `count` places out of `length`, evenly spaced, the last always among them.
-
-    >>> _spaced(3, 5), _spaced(9, 3), _spaced(9, 1)
-    ([0, 1, 2], [0, 4, 8], [8])
-    """
-    if length <= count:
-        return list(range(length))
-    if count == 1:
-        return [length - 1]
-    return [place * (length - 1) // (count - 1) for place in range(count)]
