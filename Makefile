@@ -10,7 +10,7 @@ BENCH := .venv-bench
 export OMP_WAIT_POLICY ?= PASSIVE
 export OPENBLAS_NUM_THREADS ?= 1
 
-.PHONY: run run-decentralized test check format bench readme docs results soak fuzz clean
+.PHONY: run run-decentralized test check format bench peers readme docs results soak fuzz clean
 
 run: $(READY)  ## The demo: HoldOut SGD against Krum and others, under attack, offline.
 	$(BIN)/holdout run
@@ -40,6 +40,9 @@ format: $(READY)
 bench: $(BENCH)/.ready  ## Speed, as ratios within one run; writes bench/results.json, growth.png.
 	$(BENCH)/bin/python -m bench.run
 
+peers: $(BENCH)/.ready  ## Our rules beside ByzFL's, where both are installed.
+	$(BENCH)/bin/python -m pytest -q tests/rules/test_byzfl.py
+
 # ByzFL comes without what it depends on: torchvision would pull gigabytes and does not load beside
 # a torch for CPUs. The rest is ours, and bench/stand_ins.
 $(BENCH)/.ready: $(READY)
@@ -48,8 +51,9 @@ $(BENCH)/.ready: $(READY)
 	$(BIN)/python -m bench.environment $(BENCH)
 	touch $@
 
-docs: $(READY)  ## docs/api.md, from the docstrings.
+docs: $(READY)  ## docs/api.md, config.md, rules.md and attacks.md, from the docstrings.
 	$(BIN)/python tools/api_page.py
+	$(BIN)/python tools/reference_pages.py
 
 readme: $(READY)  ## The README's table: the demo with ten seeds (about ten minutes).
 	rm -rf runs/readme

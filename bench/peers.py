@@ -19,6 +19,9 @@ ROWS = 30
 F = 9
 """Byzantine rows that rules are told of; Bulyan, which needs n >= 4f + 3, is told of 6."""
 F_BULYAN = 6
+F_SUBSETS = 2
+"""Where ByzFL looks at all C(n, f) subsets: at 9 there would be 14 million."""
+RADIUS = 100.0
 
 Action = Callable[[Tensor], Any]
 
@@ -33,6 +36,12 @@ def _byzfl(name: str, **options: Any) -> Action:
         return getattr(importlib.import_module("byzfl"), name)(**options)(updates)
 
     return run
+
+
+def _byzfl_on_a_copy(name: str, **options: Any) -> Action:
+    """What changes its input: ours leaves it, so a copy is part of the work."""
+    run = _byzfl(name, **options)
+    return lambda updates: run(updates.clone())
 
 
 def _flower(name: str, *arguments: Any, **options: Any) -> Action:
@@ -79,6 +88,49 @@ RULES: Mapping[str, Mapping[str, Action]] = MappingProxyType(
             "ours": lambda updates: rules.bulyan(updates, f=F_BULYAN),
             "Flower": _flower_bulyan,
         },
+        "mean-around-median": {
+            "ours": lambda updates: rules.mean_around_median(updates, f=F),
+            "ByzFL": _byzfl("Meamed", f=F),
+        },
+        "caf": {
+            "ours": lambda updates: rules.caf(updates, f=F),
+            "ByzFL": _byzfl("CAF", f=F),
+        },
+        "centered-clipping": {
+            "ours": lambda updates: rules.centered_clipping(updates, f=F, radius=RADIUS),
+            "ByzFL": _byzfl("CenteredClipping", tau=RADIUS),
+        },
+        "mda": {
+            "ours": lambda updates: rules.mda(updates, f=F_SUBSETS),
+            "ByzFL": _byzfl("MDA", f=F_SUBSETS),
+        },
+        "smea": {
+            "ours": lambda updates: rules.smea(updates, f=F_SUBSETS),
+            "ByzFL": _byzfl("SMEA", f=F_SUBSETS),
+        },
+        "monna": {
+            "ours": lambda updates: rules.monna(updates, f=F, pivot=0),
+            "ByzFL": _byzfl("MoNNA", f=F, idx=0),
+        },
+        "dnc": {"ours": lambda updates: rules.dnc(updates, f=F)},
+        "norm-bound-mean": {"ours": lambda updates: rules.norm_bound_mean(updates, f=F)},
+        "signguard": {"ours": lambda updates: rules.signguard(updates, f=F)},
+        "nnm": {
+            "ours": lambda updates: rules.nnm(updates, f=F),
+            "ByzFL": _byzfl("NNM", f=F),
+        },
+        "bucketing": {
+            "ours": lambda updates: rules.bucketing(updates, f=F),
+            "ByzFL": _byzfl("Bucketing", s=2),
+        },
+        "clipping": {
+            "ours": lambda updates: rules.clipping(updates, f=F),
+            "ByzFL": _byzfl_on_a_copy("Clipping", c=2.0),
+        },
+        "arc": {
+            "ours": lambda updates: rules.arc(updates, f=F),
+            "ByzFL": _byzfl_on_a_copy("ARC", f=F),
+        },
     }
 )
 
@@ -92,6 +144,10 @@ TARGETS: Mapping[str, float] = MappingProxyType(
         "bulyan": 1.5,
     }
 )
+"""Where nothing stands here: never slower."""
+
+TARGETS_LARGE: Mapping[str, float] = MappingProxyType({"nnm": 3.0, "caf": 3.0})
+"""Other targets where there are millions of coordinates."""
 
 DIFFERENCES = frozenset(
     {
@@ -99,6 +155,11 @@ DIFFERENCES = frozenset(
         ("multi-krum", "ByzFL"),
         ("geometric-median", "ByzFL"),
         ("bulyan", "Flower"),
+        ("mean-around-median", "ByzFL"),
+        ("caf", "ByzFL"),
+        ("mda", "ByzFL"),
+        ("smea", "ByzFL"),
+        ("bucketing", "ByzFL"),
     }
 )
 """Rules whose results need not agree; docs/benchmarks.md says why."""

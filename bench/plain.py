@@ -4,12 +4,16 @@ Where they do not, ours is held against a computation as plain as can be, in flo
 """
 
 import itertools
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 
 import torch
 from torch import Tensor
 
-from bench.peers import DIFFERENCES, F_BULYAN, F
+from bench.peers import DIFFERENCES, F_BULYAN, F_SUBSETS, F
 
+FEW = 1_000_000
+"""Coordinates that are looked at where all are treated alike."""
 TOLERANCE = 1e-5
 ROUNDING = torch.finfo(torch.float32).eps
 
@@ -18,18 +22,40 @@ def compare(rule: str, who: str, updates: Tensor, *, ours: Tensor, theirs: Tenso
     """Raise if ours is not what it should be."""
     if (rule, who) not in DIFFERENCES:
         _close(ours, theirs)
-    elif rule == "krum":
-        first = krum_order(distances(updates), f=F)[0]
-        torch.testing.assert_close(ours, updates[first], rtol=0, atol=0)
-    elif rule == "multi-krum":
-        best = krum_order(distances(updates), f=F)[: len(updates) - F]
-        _close(ours, updates[best].double().mean(dim=0))
-    elif rule == "geometric-median":
-        sums = [sum_of_distances(updates, point) for point in (ours, theirs)]
-        if sums[0] > sums[1] * (1 + 1e-6):
-            raise AssertionError(f"{who} has a better geometric median: {sums}")
     else:
-        check_bulyan(updates, ours, f=F_BULYAN)
+        CHECKS[rule](updates, ours, theirs)
+
+
+def _check_krum(updates: Tensor, ours: Tensor, _theirs: Tensor) -> None:
+    first = krum_order(distances(updates), f=F)[0]
+    torch.testing.assert_close(ours, updates[first], rtol=0, atol=0)
+
+
+def _check_multi_krum(updates: Tensor, ours: Tensor, _theirs: Tensor) -> None:
+    best = krum_order(distances(updates), f=F)[: len(updates) - F]
+    _close(ours, updates[best].double().mean(dim=0))
+
+
+def _check_geometric_median(updates: Tensor, ours: Tensor, theirs: Tensor) -> None:
+    sums = [sum_of_distances(updates, point) for point in (ours, theirs)]
+    if sums[0] > sums[1] * (1 + 1e-6):
+        raise AssertionError(f"the peer has a better geometric median: {sums}")
+
+
+def _check_mean_around_median(updates: Tensor, ours: Tensor, _theirs: Tensor) -> None:
+    few = slice(0, FEW)
+    check_nearest(updates[:, few], ours[few], count=len(updates) - F)
+
+
+def _check_bucketing(updates: Tensor, ours: Tensor, _theirs: Tensor) -> None:
+    """Who is in which bucket is drawn; of an even number all buckets are alike."""
+    _close(ours.mean(dim=0), updates.double().mean(dim=0))
+
+
+def _check_caf(updates: Tensor, ours: Tensor, _theirs: Tensor) -> None:
+    """ByzFL's differs from call to call; that of noise is near its mean."""
+    if not (ours - updates.mean(dim=0)).norm() < updates[0].norm():
+        raise AssertionError("CAF is not near the updates")
 
 
 def _close(ours: Tensor, expected: Tensor) -> None:
@@ -52,18 +78,22 @@ def krum_order(distances: Tensor, *, f: int) -> list[int]:
 
 
 def check_bulyan(updates: Tensor, ours: Tensor, *, f: int) -> None:
-    """Krum again and again on what is left; then the mean of the values nearest the median.
-
-    Where two sets of values are equally near, to the rounding of float32, either will do.
-    """
+    """Krum again and again on what is left; then the mean of the values nearest the median."""
     between, left, chosen = distances(updates), list(range(len(updates))), []
     for _ in range(len(updates) - 2 * f):
         best = krum_order(between[left][:, left], f=f)[0]
         chosen.append(left.pop(best))
-    rows = updates[chosen].double().sort(dim=0).values
+    check_nearest(updates[chosen], ours, count=len(updates) - 4 * f)
+
+
+def check_nearest(updates: Tensor, ours: Tensor, *, count: int) -> None:
+    """The mean of the `count` values nearest the median, in each coordinate.
+
+    Where two sets of values are equally near, to the rounding of float32, either will do.
+    """
+    rows = updates.double().sort(dim=0).values
     half = len(rows) // 2
     middle = (rows[half] + rows[-half - 1]) / 2
-    count = len(updates) - 4 * f
     # In their order, the nearest values follow each other.
     first = range(len(rows) - count + 1)
     farthest = [torch.maximum(middle - rows[i], rows[i + count - 1] - middle) for i in first]
@@ -78,6 +108,47 @@ def check_bulyan(updates: Tensor, ours: Tensor, *, f: int) -> None:
         )
 
 
+def _check_mda(updates: Tensor, ours: Tensor, _theirs: Tensor) -> None:
+    """The mean of a subset of least diameter: one of all of them."""
+    between, n = distances(updates), len(updates)
+    subsets = [list(chosen) for chosen in itertools.combinations(range(n), n - F_SUBSETS)]
+    diameters = [float(between[chosen][:, chosen].max()) for chosen in subsets]
+    best = [s for s, d in zip(subsets, diameters, strict=True) if d <= min(diameters)]
+    off = min(float((updates[s].mean(dim=0) - ours).abs().max()) for s in best)
+    if off > TOLERANCE:
+        raise AssertionError(f"not the mean of a subset of least diameter: {off}")
+
+
+def _check_smea(updates: Tensor, ours: Tensor, _theirs: Tensor) -> None:
+    """The mean of the subset of least largest eigenvalue: of all of them."""
+    between, n = distances(updates), len(updates)
+    subsets = [list(chosen) for chosen in itertools.combinations(range(n), n - F_SUBSETS)]
+
+    def variance(chosen: list[int]) -> float:
+        part = between[chosen][:, chosen]
+        # Inner products seen from the mean follow from squared distances.
+        centred = part - part.mean(dim=0) - part.mean(dim=1)[:, None] + part.mean()
+        return float(torch.linalg.eigvalsh(-centred / 2)[-1])
+
+    _close(ours, updates[min(subsets, key=variance)].double().mean(dim=0))
+
+
 def sum_of_distances(updates: Tensor, point: Tensor) -> float:
     """What the geometric median makes least."""
     return float(sum((row.double() - point.double()).norm() for row in updates))
+
+
+CHECKS: Mapping[str, Callable[[Tensor, Tensor, Tensor], None]] = MappingProxyType(
+    {
+        "krum": _check_krum,
+        "multi-krum": _check_multi_krum,
+        "geometric-median": _check_geometric_median,
+        "bulyan": lambda updates, ours, _theirs: check_bulyan(updates, ours, f=F_BULYAN),
+        "mean-around-median": _check_mean_around_median,
+        "mda": _check_mda,
+        "smea": _check_smea,
+        "bucketing": _check_bucketing,
+        "caf": _check_caf,
+    }
+)
+"""(updates, ours, theirs): raises if ours is not what its definition says."""

@@ -39,7 +39,8 @@ calls = 0
 def rule(updates, *, f):
     global calls
     calls += 1
-    if calls == 4 and not Path("go").exists():
+    # Before the first round it is tried twice.
+    if calls == 2 + 4 and not Path("go").exists():
         Path("reached").touch()
         threading.Event().wait(60)
     return updates.mean(dim=0)
@@ -235,6 +236,7 @@ def test_a_run_prints_table_and_report_and_lines_of_progress(config, capsys):
         "config.toml",
         "report.html",
         "results.jsonl",
+        "shards.json",
         "summary.json",
     ]
 
@@ -286,7 +288,11 @@ def test_own_code_that_fails_exits_2_with_its_name(config, beside_us, capsys, bo
     (beside_us / "own_bad_rule.py").write_text(f"def rule(updates, *, f):\n    {body}\n")
     assert run_command(["run", str(config), "--set", 'experiment.rules=["own_bad_rule:rule"]']) == 2
     output = capsys.readouterr()
-    assert f"\nholdout: {message}" in output.err
+    # Before any curve begins, in one line that names the file and the line.
+    assert output.err.startswith(f"holdout: {message}")
+    assert re.search(r" \(own_bad_rule\.py, line [12]\)\n$", output.err)
+    assert output.err.count("\n") == 1
+    assert not Path("runs").exists()
     assert "Traceback" not in output.err
 
 

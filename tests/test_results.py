@@ -15,8 +15,9 @@ import pytest
 from tests import tiny
 
 from holdout import results
+from holdout.curve_rows import summarise
 from holdout.errors import RunFolderError, WriteError
-from holdout.results import Checkpoint, jsonable, read_run, summarise, to_json, write_atomic
+from holdout.results import Checkpoint, jsonable, read_run, to_json, write_atomic
 
 CONFIG = {"experiment": {"name": "x", "rounds": 3}}
 TOML = '[experiment]\nname = "x"\nrounds = 3\n'

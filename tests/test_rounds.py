@@ -7,6 +7,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.asking import called, context_of
 
 from holdout.joint_vote import JointMemory
 from holdout.learning.vector import norm, shrink
@@ -147,9 +148,10 @@ def test_an_infeasible_rule_makes_no_step(name, n, f):
 @pytest.mark.parametrize("name", RULES)
 def test_a_baseline_is_the_rule_over_the_valid_updates(name):
     valid = rows(9)
-    decision = apply_rule(admit([None, *valid, "x"]), RULES[name], f=1)
+    context = context_of(torch.stack(valid))
+    decision = apply_rule(admit([None, *valid, "x"]), RULES[name], f=1, context=context)
     assert decision.outcome is Outcome.STEP
-    expected = RULES[name](torch.stack(valid), f=1)
+    expected = called(name)(torch.stack(valid), f=1)
     assert torch.allclose(decision.update, expected, rtol=0, atol=1e-6)
 
 

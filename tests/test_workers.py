@@ -90,9 +90,9 @@ def calls(monkeypatch):
     seen = []
     real = scores_module.sample_losses
 
-    def counted(model, candidates, x, y):
+    def counted(model, candidates, x, y, *, loss):
         seen.append((len(candidates), len(x)))
-        return real(model, candidates, x, y)
+        return real(model, candidates, x, y, loss=loss)
 
     monkeypatch.setattr(scores_module, "sample_losses", counted)
     return seen

@@ -175,7 +175,7 @@ def parse(text: str) -> Docstring:
         else:
             body.append(paragraph)
     return Docstring(
-        " ".join(summary.split()), "\n\n".join(body).strip(), arguments, "\n\n".join(examples)
+        " ".join(summary.split()), "\n\n".join(body).strip("\n"), arguments, "\n\n".join(examples)
     )
 
 
@@ -330,7 +330,9 @@ def _config_tables(kind: type) -> Iterator[str]:
         owner: Any = field.annotation
         about = parse(inspect.getdoc(owner) or "").summary
         below = {key: text for key, _, text in _assignments(_tree(owner).body)}
-        lines = [f"**`[{section}]`** {about}", "", "| key | default | meaning |", "|---|---|---|"]
+        lines = [f"**`[{section}]`** {about}"]
+        if owner.model_fields:
+            lines += ["", "| key | default | meaning |", "|---|---|---|"]
         for key, value in owner.model_fields.items():
             default = json.dumps(defaults[section][key]) if key in defaults[section] else "none"
             meaning = " ".join(filter(None, [below.get(key, ""), _choices(value.annotation)]))
@@ -378,6 +380,11 @@ def _fields(kind: type) -> list[Field]:
 def _tree(documented: Any) -> Any:
     """The definition of a class or function."""
     return ast.parse(textwrap.dedent(inspect.getsource(documented))).body[0]
+
+
+def written_below(kind: type) -> dict[str, str]:
+    """What is written below each field of a class, by the field's name."""
+    return {name: text for name, _, text in _assignments(_tree(kind).body)}
 
 
 @functools.cache

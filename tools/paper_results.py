@@ -29,7 +29,8 @@ from paper_queue import environment_file, read_lines
 from pydantic import BaseModel, ConfigDict, Field
 
 from holdout.config import Config, parse, read_file
-from holdout.results import CONFIG, MOVED, write_atomic
+from holdout.curve_rows import MOVED
+from holdout.results import CONFIG, write_atomic
 from holdout.voting import approve_count
 
 FOLDER = Path(__file__).resolve().parent.parent / "docs" / "results"

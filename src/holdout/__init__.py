@@ -30,6 +30,7 @@ __all__ = [
     "Recipe",
     "Result",
     "Run",
+    "RunFailed",
     "RunFolderError",
     "Stream",
     "TableRow",
@@ -57,6 +58,7 @@ if TYPE_CHECKING:
         HoldoutError,
         InfeasibleError,
         PluginError,
+        RunFailed,
         RunFolderError,
         UserError,
     )
@@ -83,6 +85,7 @@ else:
                 "HoldoutError",
                 "InfeasibleError",
                 "PluginError",
+                "RunFailed",
                 "RunFolderError",
                 "UserError",
             ),

@@ -6,13 +6,15 @@ it is part of the round's state: it is saved in checkpoints, and no two curves o
 """
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from torch import Tensor
 
 from holdout import device
-from holdout.errors import HoldoutError, PluginError
+from holdout.errors import HoldoutError, PluginError, UserError
+from holdout.tracebacks import Failure, failure_of, place_of, summary_of, with_place
 
 Kept = dict[str, Tensor]
 """Tensors by name."""
@@ -53,22 +55,88 @@ def checked_copy(owner: str, kept: object) -> Kept:
     return copy
 
 
-def attempt(action: Callable[[], Any]) -> Any:
-    """What a worker answers; None if it raises: a worker that crashes does not end the round."""
+def attempt(action: Callable[[], Any], *, kind: str, owner: str, failures: list[Failure]) -> Any:
+    """What a worker answers; None if it raises: a worker that crashes does not end the round.
+
+    Args:
+        action: Asks the worker.
+        kind: What is asked of it.
+        owner: Whose code it is.
+        failures: What it raises goes here.
+    """
     try:
         return action()
-    except Exception:  # noqa: BLE001
+    except Exception as error:  # noqa: BLE001
+        failures.append(failure_of(kind, owner, error))
         return None
 
 
-def guard(what: str, action: Callable[[], Any]) -> Any:
-    """Run a plug-in; what it raises becomes an error that names it."""
+def guard(what: str, action: Callable[[], Any], code: object = None) -> Any:
+    """Run a plug-in; what it raises becomes an error that names it, its file and its line.
+
+    Args:
+        what: Names the plug-in.
+        action: Runs it.
+        code: The plug-in itself, whose place is told if no line of it was reached.
+    """
     try:
         return action()
-    except HoldoutError:
+    except UserError:
         raise
     except Exception as error:
-        raise PluginError(f"{what} raised {type(error).__name__}: {error}") from error
+        if isinstance(error, HoldoutError) and place_of(error) is None:
+            raise
+        message = with_place(f"{what} raised {summary_of(error)}", error, code)
+        raise PluginError(message, failure_of("run", what, error).traceback) from error
+
+
+def _version(tensor: Tensor) -> int:
+    """How often torch has written on the tensor's numbers."""
+    return tensor._version  # noqa: SLF001
+
+
+@contextmanager
+def untouched(owner: str, tensors: Sequence[Tensor]) -> Iterator[None]:
+    """Refuse custom code that changes in place what others need too and nobody can copy."""
+    before = list(map(_version, tensors))
+    yield
+    if before != list(map(_version, tensors)):
+        raise PluginError(
+            f"{owner} changed in place the data that all workers share; it must work on a copy"
+        )
+
+
+class Lent:
+    """A tensor lent to custom code: always a copy, a fresh one where the last was written on.
+
+    Example:
+        >>> import torch
+        >>> lent = Lent(torch.zeros(2))
+        >>> lent().fill_(9.0), lent()
+        (tensor([9., 9.]), tensor([0., 0.]))
+    """
+
+    def __init__(self, tensor: Tensor) -> None:
+        self._tensor = tensor
+        self._copy: Tensor | None = None
+        self._written = 0
+
+    def __call__(self) -> Tensor:
+        """The copy."""
+        if self._copy is None or _version(self._copy) != self._written:
+            self._copy = self._tensor.clone()
+            self._written = _version(self._copy)
+        return self._copy
+
+
+def own_copies(sent: object) -> object:
+    """What custom code returned, in tensors that it cannot change later; equal ones stay one."""
+    if isinstance(sent, Tensor):
+        return sent.detach().clone()
+    if not isinstance(sent, list | tuple):
+        return sent
+    copies: dict[int, object] = {id(one): own_copies(one) for one in sent}
+    return [copies[id(one)] for one in sent]
 
 
 def describe(value: object) -> str:

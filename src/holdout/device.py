@@ -3,17 +3,95 @@
 Every tensor of this package is made by a function below, or from other tensors (`torch.stack`,
 `zeros_like`, `new_empty`, arithmetic), which stay where those are. So all of them are where
 `DEVICE` says. Noise is drawn on the CPU and then moved: a seed gives the same numbers everywhere.
+
+Apple's `mps` has no numbers of 64 bits. What is computed in float64 elsewhere is computed in
+float32 there.
 """
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any, TypeVar
 
+import numpy as np
 import numpy.typing as npt
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 DEVICE = torch.device("cpu")
 """The device on which all tensors of this package are."""
+
+T = TypeVar("T")
+
+
+@contextmanager
+def using(name: str) -> Iterator[None]:
+    """Make all tensors on this device meanwhile, in all threads.
+
+    >>> with using("cpu"):
+    ...     zeros(2).device
+    device(type='cpu')
+    """
+    global DEVICE  # noqa: PLW0603  # Nobody else changes it, and nobody keeps a copy.
+    before, DEVICE = DEVICE, torch.device(name)
+    try:
+        with widths():
+            yield
+    finally:
+        DEVICE = before
+
+
+def widths() -> AbstractContextManager[object]:
+    """Keep to the widths of numbers that the device has; every thread needs it for itself."""
+    return _Single() if DEVICE.type == "mps" else nullcontext()
+
+
+def fault(name: str) -> str | None:
+    """Why this machine cannot compute on a device; None if it can.
+
+    >>> fault("cpu") is None
+    True
+    """
+    kind, _, number = name.partition(":")
+    if kind == "cuda":
+        if not torch.cuda.is_available():
+            return "torch finds no CUDA device here"
+        count = torch.cuda.device_count()
+        if int(number or 0) >= count:
+            return f"torch finds {count} CUDA device{'s' * (count != 1)} here, counted from 0"
+    if kind == "mps" and not torch.backends.mps.is_available():
+        return "torch finds no MPS device here"
+    return None
+
+
+class _Single(TorchFunctionMode):
+    """Wherever float64 is asked for, float32 is given."""
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        if func is Tensor.double:
+            func = Tensor.float
+        given = {key: _narrow(value) for key, value in (kwargs or {}).items()}
+        return func(*(_narrow(value) for value in args), **given)
+
+
+def _narrow(value: T) -> T | torch.dtype:
+    return torch.float32 if value is torch.float64 else value
+
+
+def move(tensor: Tensor) -> Tensor:
+    """The tensor on our device, itself if it is there."""
+    return tensor.to(DEVICE)
+
+
+def place(model: nn.Module) -> nn.Module:
+    """The model with its parameters on our device."""
+    return model.to(DEVICE)
 
 
 def is_here(tensor: Tensor) -> bool:
@@ -25,7 +103,10 @@ def is_here(tensor: Tensor) -> bool:
 
 def from_numpy(array: npt.NDArray[Any], *, like: Tensor | None = None) -> Tensor:
     """The numbers of an array as a tensor, on our device or on that of another tensor."""
-    return torch.from_numpy(array).to(DEVICE if like is None else like.device)
+    there = DEVICE if like is None else like.device
+    if there.type == "mps" and array.dtype == np.float64:
+        array = array.astype(np.float32)
+    return torch.from_numpy(array).to(there)
 
 
 def to_numpy(tensor: Tensor) -> npt.NDArray[Any]:

@@ -12,6 +12,7 @@ from pathlib import Path
 from types import ModuleType
 
 from holdout.errors import DottedNameError
+from holdout.tracebacks import summary_of, with_place
 
 
 def resolve(dotted: str) -> object:
@@ -48,10 +49,11 @@ def _import(dotted: str, module_name: str) -> ModuleType:
         # there, and one of its own imports is not.
         if error.name is not None and f"{module_name}.".startswith(f"{error.name}."):
             raise DottedNameError(f'"{dotted}": there is no module {error.name}') from None
-        raise DottedNameError(f'"{dotted}": importing {module_name} failed: {error}') from error
+        message = with_place(f'"{dotted}": importing {module_name} failed: {error}', error)
+        raise DottedNameError(message) from error
     except (Exception, SystemExit) as error:  # It is the user's code: anything may come out.
         raise DottedNameError(
-            f'"{dotted}": importing {module_name} raised {type(error).__name__}: {error}'
+            with_place(f'"{dotted}": importing {module_name} raised {summary_of(error)}', error)
         ) from error
 
 

@@ -13,6 +13,7 @@ The tree says whose fault it is:
     │   ├── RunFolderError      the run folder is taken, damaged, locked or of a different config
     │   │   └── WriteError          a file of it could not be written, such as on a full disk
     │   └── StoreError          a node cannot write what it must remember, or has no room to
+    ├── RunFailed           a run ended, and a curve of it measured nothing; exit code 1
     ├── AuditError          the chain in a node's store does not hold; exit code 1
     ├── LearnerFailed       a member's code failed: it misses a role, its node continues
     ├── LocalnetFailed      a rehearsed network did not do what it must; exit code 1
@@ -23,6 +24,11 @@ What a liar sends (a bad proposal, a bad ballot) is not an exception: it is a co
 """
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    # Only its type: experiments are layers above this one.
+    from holdout.experiments.runner import Result
 
 
 class HoldoutError(Exception):
@@ -68,7 +74,14 @@ class DottedNameError(UserError):
 
 
 class PluginError(UserError):
-    """Custom code raised, or returned what it must not; the message says whose and what."""
+    """Custom code raised, or returned what it must not; the message says whose, what and where.
+
+    `traceback` is what it raised, from its own first line on; None if it raised nothing.
+    """
+
+    def __init__(self, message: str, traceback: str | None = None) -> None:
+        super().__init__(message)
+        self.traceback = traceback
 
 
 class ModelError(UserError):
@@ -85,6 +98,17 @@ class WriteError(RunFolderError):
 
 class StoreError(UserError):
     """A node could not write, or has no room left to: it stops where it is."""
+
+
+class RunFailed(HoldoutError):  # noqa: N818  # What was run is there: it is a result, if a bad one.
+    """A run is over, but in a curve no honest proposal arrived: it measured nothing.
+
+    What was run is on the disk if there is a run folder, and in `result`.
+    """
+
+    def __init__(self, message: str, result: "Result") -> None:
+        super().__init__(message)
+        self.result = result
 
 
 class AuditError(HoldoutError):

@@ -18,6 +18,7 @@ from holdout import device, parallel
 from holdout.data.datasets import Shard
 from holdout.ids import RoundNumber
 from holdout.learning import sparse
+from holdout.learning.losses import Loss
 from holdout.learning.scoring import Combinations, Samples, sample_losses, takes_sparse
 from holdout.learning.sparse import Sparse
 from holdout.learning.training import gradients
@@ -35,6 +36,10 @@ class Voter(Protocol):
     @property
     def shard(self) -> Shard:
         """Its data."""
+
+    @property
+    def loss(self) -> Loss:
+        """What it judges by."""
 
     def holdout_rows(self, round_number: RoundNumber) -> Tensor:
         """The rows of the pool that it judges by in this round."""
@@ -75,7 +80,8 @@ class HoldoutScores:
             samples = [
                 (v.shard.x[r], v.shard.y[r]) for v, r in zip(self._voters, self._rows, strict=True)
             ]
-            self._own_gradients = gradients(self._voters[0].model, weights, samples).double()
+            first = self._voters[0]
+            self._own_gradients = gradients(first.model, weights, samples, loss=first.loss).double()
 
     @property
     def voter_count(self) -> int:
@@ -134,8 +140,8 @@ class HoldoutScores:
             voter = asked[place]
             if voter not in parts:
                 x, y = self._samples(voter)
-                model = self._voters[voter].model
-                parts[voter] = Combinations(model, self._weights, directions, x, y)
+                model, loss = self._voters[voter].model, self._voters[voter].loss
+                parts[voter] = Combinations(model, self._weights, directions, x, y, loss=loss)
             result[place] = parts[voter].losses(steps).mean(dim=1, dtype=torch.float64)
 
         parallel.run_all(score, range(len(asked)))
@@ -167,8 +173,11 @@ class HoldoutScores:
         if self._own_gradients is not None:
             return self._first_order(updates.double(), voters)
         candidates = self._weights - self._learning_rate * updates
+        loss = self._voters[0].loss
         return self._average(
-            lambda model, x, y: sample_losses(model, candidates, x, y), len(updates), voters
+            lambda model, x, y: sample_losses(model, candidates, x, y, loss=loss),
+            len(updates),
+            voters,
         )
 
     def _first_order(self, updates: Tensor, voters: Sequence[int]) -> Tensor:

@@ -15,6 +15,8 @@ from typing import TypeVar
 import torch
 from threadpoolctl import ThreadpoolController
 
+from holdout import device
+
 T = TypeVar("T")
 U = TypeVar("U")
 
@@ -27,7 +29,12 @@ def run_all(work: Callable[[T], U], pieces: Sequence[T]) -> list[U]:
     count = min(torch.get_num_threads(), len(pieces))
     if count < 2:  # noqa: PLR2004
         return [work(piece) for piece in pieces]
-    tasks = [pool(count).submit(work, piece) for piece in pieces]
+
+    def work_there(piece: T) -> U:
+        with device.widths():
+            return work(piece)
+
+    tasks = [pool(count).submit(work_there, piece) for piece in pieces]
     # All end before anything is raised: nobody writes into the caller's tensors afterwards.
     wait(tasks)
     return [task.result() for task in tasks]

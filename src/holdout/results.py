@@ -3,6 +3,7 @@
     config.toml     the complete config, defaults filled in
     results.jsonl   one line a round, streamed; see `holdout.rounds.RoundRecord`
     summary.json    one entry a curve
+    shards.json     who holds how many rows of which labels
     accuracy.png, report.html
     checkpoint/     where to continue after an interruption
 
@@ -28,19 +29,16 @@ from typing import TYPE_CHECKING, Any, overload
 import numpy as np
 import numpy.typing as npt
 
+from holdout.curve_rows import SCHEMA
 from holdout.errors import RunFolderError, WriteError
 
 if TYPE_CHECKING:
     # Only its type: experiments are a layer above this one.
     from holdout.experiments.runner import Result
 
-SCHEMA = 1
 CONFIG, ROUNDS, SUMMARY = "config.toml", "results.jsonl", "summary.json"
 CHECKPOINT = Path("checkpoint") / "state.npz"
 LOCK = ".lock"
-
-# The outcomes of rounds that moved the model or ended the curve; every other round is empty.
-MOVED = frozenset({"step", "diverged"})
 
 Arrays = Mapping[str, npt.NDArray[Any]]
 
@@ -321,42 +319,6 @@ def read_run(source: "Path | str | Result") -> Run:
     except OSError as error:
         raise RunFolderError(f"{path / ROUNDS} cannot be read: {error.strerror}") from error
     return Run(path, config, _read_rounds(path, content))
-
-
-def summarise(
-    rounds: Sequence[Mapping[str, Any]],
-    *,
-    config: Mapping[str, Any],
-    environment: Mapping[str, Any],
-) -> dict[str, Any]:
-    """What `summary.json` holds: one entry a curve, in the order of the rounds."""
-    curves: dict[tuple[str, str, int], list[Mapping[str, Any]]] = {}
-    for record in rounds:
-        curves.setdefault((record["rule"], record["attack"], record["seed"]), []).append(record)
-    return {
-        "schema": SCHEMA,
-        "config": config,
-        "environment": environment,
-        "curves": [_summarise_curve(key, lines) for key, lines in curves.items()],
-    }
-
-
-def _summarise_curve(
-    key: tuple[str, str, int], lines: Sequence[Mapping[str, Any]]
-) -> dict[str, Any]:
-    rule, attack, seed = key
-    accuracies = [line["accuracy"] for line in lines if line["accuracy"] is not None]
-    return {
-        "rule": rule,
-        "attack": attack,
-        "seed": seed,
-        "rounds": len(lines),
-        "final_accuracy": accuracies[-1] if accuracies else None,
-        "best_accuracy": max(accuracies, default=None),
-        "outcome": "diverged" if lines[-1]["outcome"] == "diverged" else "completed",
-        "empty_rounds": sum(line["outcome"] not in MOVED for line in lines),
-        "seconds": round(sum(line["seconds"] for line in lines), 3),
-    }
 
 
 def _read_rounds(path: Path, content: bytes) -> list[Mapping[str, Any]]:

@@ -26,6 +26,7 @@ from holdout.ids import ProposalId, WorkerId
 from holdout.joint_vote import JointMemory, decide_jointly
 from holdout.learning.vector import ProposalFault, norm, read_update, shrink
 from holdout.rules import Rule, RuleContext, mean
+from holdout.tracebacks import Failure
 from holdout.voting import (
     Approvals,
     BallotFault,
@@ -220,7 +221,7 @@ def apply_rule(
         updates = rule.prepare(admitted.stacked(), f=f, context=context)
         if rule.choose is None:
             return Decision(Outcome.STEP, rule.finish(updates, f=f, context=context))
-        chosen = list(rule.choose(updates, f))
+        chosen = list(rule.choice(updates, f=f, context=context))
     except InfeasibleError:
         return Decision(Outcome.INFEASIBLE)
     ids = list(admitted.valid)
@@ -242,6 +243,9 @@ class RoundRecord:
     accuracy: float | None
     loss: float | None
     worst_class_recall: float | None
+    attack_success: float | None
+    """Of triggered test rows, the share that is misread as the attack wants it; in the lines of
+    `results.jsonl` only where it was measured."""
     gamma: float | None
     proposers: Sequence[int]
     voters: Sequence[int]
@@ -259,11 +263,30 @@ class RoundRecord:
     outcome: str
     rejected_proposals: Mapping[str, int]
     rejected_ballots: Mapping[str, int]
+    custom_errors: Sequence[Failure]
+    """What custom workers raised; a line of `results.jsonl` counts it."""
+    honest_missing: int
+    """How many honest proposals were rejected, of those that custom workers were to send."""
     seconds: float
+    r2: float | None = field(default=None, kw_only=True)
+    mae: float | None = field(default=None, kw_only=True)
+    """Measured in place of accuracy and recall, where targets are real-valued."""
+
+    @property
+    def is_evaluated(self) -> bool:
+        """Whether the model was measured after this round."""
+        return self.accuracy is not None or self.mae is not None
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain values, in the order of the fields."""
-        return asdict(self)
+        """Plain values, in the order of the fields; what few rounds have, only where they do."""
+        values = asdict(self)
+        values["custom_errors"] = count(failure.kind for failure in self.custom_errors)
+        left_out = {key for key in ("custom_errors", "honest_missing") if not values[key]}
+        if self.attack_success is None:
+            left_out.add("attack_success")
+        if self.mae is None:
+            left_out |= {"r2", "mae"}
+        return {key: value for key, value in values.items() if key not in left_out}
 
 
 def record_round(
@@ -278,8 +301,11 @@ def record_round(
     proposal_faults: Iterable[str],
     ballot_faults: Iterable[str],
     is_vote: bool,
+    asks_voters: bool = False,
     gamma: float | None = None,
     radius: float | None = None,
+    custom_errors: Sequence[Failure] = (),
+    honest_missing: int = 0,
 ) -> RoundRecord:
     """The record of a round; what an evaluation measures, and the seconds, come later.
 
@@ -293,11 +319,14 @@ def record_round(
         decision: What was decided, and from which ballots.
         proposal_faults: Why proposals were rejected.
         ballot_faults: Why ballots are void.
-        is_vote: Whether the rule is a vote; only then were there voters.
+        is_vote: Whether the rule is a vote.
+        asks_voters: Whether it is a rule that asks voters; others have none.
         gamma: The strength of the lies, if they have one.
         radius: The radius of the bound, if there is one.
+        custom_errors: What custom workers raised.
+        honest_missing: How many proposals of honest custom workers were rejected.
     """
-    proposers, voters = committee.proposers, committee.voters if is_vote else ()
+    proposers, voters = committee.proposers, committee.voters if is_vote or asks_voters else ()
     liars: Mapping[str, Any] = {
         "byzantine_workers": (),
         "byzantine_proposers": None,
@@ -324,6 +353,7 @@ def record_round(
         accuracy=None,
         loss=None,
         worst_class_recall=None,
+        attack_success=None,
         gamma=gamma,
         proposers=proposers,
         voters=voters,
@@ -338,6 +368,8 @@ def record_round(
         outcome=decision.outcome,
         rejected_proposals=count(proposal_faults),
         rejected_ballots=count(ballot_faults),
+        custom_errors=custom_errors,
+        honest_missing=honest_missing,
         seconds=0.0,
     )
 

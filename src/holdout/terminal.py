@@ -19,6 +19,7 @@ from rich.progress import (
 from rich.table import Column, Table
 
 from holdout import interrupts
+from holdout.metrics import ACCURACY, metric_of
 
 if TYPE_CHECKING:
     # Only for their names: the simulator of the protocol shows its progress without torch.
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from holdout.experiments.reproduce import Figure
     from holdout.experiments.runner import Progress as RoundProgress
     from holdout.experiments.runner import Watch
+    from holdout.rounds import RoundRecord
 
 WIDE = 110
 """With at least this many columns there is room for a bar and for the time that has passed."""
@@ -107,18 +109,18 @@ def _bar(console: Console) -> Progress:
 
 
 def _bar_watch(start: str, bar: Progress, task: TaskID) -> Watch:
-    shown = {"curve": "", "accuracy": ""}
+    shown = {"curve": "", "measured": ""}
 
     def watch(progress: RoundProgress) -> None:
         record = progress.record
         curve = _curve(progress)
         if curve != shown["curve"]:
-            shown.update(curve=curve, accuracy="")
-        if record.accuracy is not None:
-            shown["accuracy"] = f", accuracy {100 * record.accuracy:.1f} %"
+            shown.update(curve=curve, measured="")
+        if record.is_evaluated:
+            shown["measured"] = f", {_measured(record)}"
         bar.update(
             task,
-            description=f"round {record.round}{shown['accuracy']}, {start}{curve}",
+            description=f"round {record.round}{shown['measured']}, {start}{curve}",
             completed=progress.rounds_done,
             total=progress.rounds_total,
         )
@@ -129,16 +131,22 @@ def _bar_watch(start: str, bar: Progress, task: TaskID) -> Watch:
 def _print_lines(start: str) -> Watch:
     def watch(progress: RoundProgress) -> None:
         record = progress.record
-        if record.accuracy is not None:
+        if record.is_evaluated:
             share = 100 * progress.rounds_done / progress.rounds_total
             print(
                 f"{share:3.0f} %  {start}{_curve(progress)}: "
-                f"round {record.round}, accuracy {100 * record.accuracy:.1f} %",
+                f"round {record.round}, {_measured(record)}",
                 file=sys.stderr,
                 flush=True,
             )
 
     return watch
+
+
+def _measured(record: RoundRecord) -> str:
+    metric = metric_of([record.as_dict()])
+    value = getattr(record, metric.key)
+    return f"{metric.name} {'-' if value is None else metric.text(value)}"
 
 
 def _curve(progress: RoundProgress) -> str:
@@ -149,12 +157,16 @@ def _curve(progress: RoundProgress) -> str:
 def print_table(rows: Sequence[TableRow], title: str, *, so_far: bool = False) -> None:
     """Print where each curve ends or, in an unfinished run, where it stands."""
     when = "so far" if so_far else "at the end"
-    table = Table(title=f"Test accuracy {when} ({title})", title_justify="left")
+    name = rows[0].metric.name if rows else ACCURACY.name
+    table = Table(title=f"Test {name} {when} ({title})", title_justify="left")
     table.add_column("rule", no_wrap=True)
     for column in ("without attack", "under attack", "drop"):
         table.add_column(column, justify="right", no_wrap=True)
+    success = any(row.attack_success is not None for row in rows)
+    if success:
+        table.add_column("success", justify="right", no_wrap=True)
     for row in rows:
-        table.add_row(*row.cells())
+        table.add_row(*row.cells(), *([row.success_text()] if success else []))
     # A rule's name is the user's: no part of it is markup.
     Console(markup=False, emoji=False).print(table)
 

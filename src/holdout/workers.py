@@ -9,19 +9,22 @@ dict of tensors that nobody else sees; see `holdout.custom_code`.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 from typing_extensions import TypeIs
 
 from holdout import device
+from holdout.custom_code import describe
 from holdout.data.datasets import Shard
+from holdout.errors import HoldoutError, PluginError
 from holdout.holdout_scores import HoldoutScores
 from holdout.ids import ProposalId, RoundNumber, WorkerId
-from holdout.learning.training import gradients, local_update
+from holdout.learning.losses import CROSS_ENTROPY, Loss
+from holdout.learning.training import Batch, decayed, gradients, local_update
 from holdout.seeds import stream
 from holdout.voting import Ballot, JointBallot, Terms
 
@@ -71,7 +74,7 @@ class Worker(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """How much of its data a worker uses in a round.
+    """How a worker trains, and how much of its data it uses in a round.
 
     Example:
         >>> import holdout
@@ -79,11 +82,19 @@ class Recipe:
     """
 
     batch_size: int
-    """The samples in a mini-batch: the paper's B."""
+    """The samples in a mini-batch: the paper's B. A worker with fewer takes all it has."""
     local_steps: int
     """The steps of SGD that a proposal is made of."""
     holdout_samples: int
-    """The samples by which a voter judges in a round: the paper's m_c."""
+    """The samples by which a voter judges in a round: the paper's m_c; likewise."""
+    local_epochs: int = 0
+    """Passes over its own data that a proposal is made of; 0: `local_steps` says how much."""
+    weight_decay: float = 0.0
+    """Adds this times the weights to each gradient of training; voters judge without it."""
+    loss: Loss = CROSS_ENTROPY
+    """What training lowers and voters judge by."""
+    augment: Callable[..., Any] | None = None
+    """Changes each batch of training: (x, y, generator) -> (x, y); None: batches are as drawn."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -155,33 +166,95 @@ class HonestWorker:
         current = scores.current[0] if terms.needs_current_loss else math.inf
         return terms.cast(dict(zip(proposals, losses, strict=True)), current_loss=current)
 
-    def batches(self, round_number: RoundNumber) -> list[tuple[Tensor, Tensor]]:
+    @property
+    def loss(self) -> Loss:
+        """What it judges by."""
+        return self.recipe.loss
+
+    def batches(self, round_number: RoundNumber) -> list[Batch]:
         """The mini-batches of this round, one a local step."""
         return [
-            self._samples(self._draw(self.recipe.batch_size, "batch", round_number, step))
-            for step in range(self.recipe.local_steps)
+            self._augmented(self._samples(rows), round_number, step)
+            for step, rows in enumerate(self._batch_rows(round_number))
         ]
+
+    def _batch_rows(self, round_number: RoundNumber) -> list[Tensor]:
+        recipe = self.recipe
+        if not recipe.local_epochs:
+            return [
+                self._draw(recipe.batch_size, "batch", round_number, step)
+                for step in range(recipe.local_steps)
+            ]
+        passes = [
+            self._shuffled("epoch", round_number, epoch) for epoch in range(recipe.local_epochs)
+        ]
+        return [rows for one in passes for rows in torch.split(one, recipe.batch_size)]
 
     def holdout_rows(self, round_number: RoundNumber) -> Tensor:
         """The rows of the pool that this worker judges proposals by in this round."""
         return self._draw(self.recipe.holdout_samples, "holdout", round_number)
 
-    def holdout_batches(self, round_number: RoundNumber) -> list[tuple[Tensor, Tensor]]:
+    def holdout_batches(self, round_number: RoundNumber) -> list[Batch]:
         """The samples that this worker judges by in this round, in as many parts as local steps."""
-        parts = self.holdout_rows(round_number).tensor_split(self.recipe.local_steps)
+        parts = self.holdout_rows(round_number).tensor_split(self._steps)
         return [self._samples(rows) for rows in parts if len(rows)]
 
+    @property
+    def _steps(self) -> int:
+        """How many steps of SGD its proposal is made of."""
+        recipe = self.recipe
+        if not recipe.local_epochs:
+            return recipe.local_steps
+        return recipe.local_epochs * -(-len(self.shard.rows) // recipe.batch_size)
+
     def _draw(self, count: int, *purpose: str | int) -> Tensor:
+        if count >= len(self.shard.rows):
+            return self.shard.rows
+        return self._shuffled(*purpose)[:count]
+
+    def _shuffled(self, *purpose: str | int) -> Tensor:
         rows = self.shard.rows
-        if count == len(rows):
-            return rows
-        seed = stream(self.seed, *purpose, self.worker_id).generator_seed()
-        order = device.randperm(len(rows), generator=device.generator(seed))
-        return rows[order[:count]]
+        return rows[device.randperm(len(rows), generator=self._generator(*purpose))]
+
+    def _generator(self, *purpose: str | int) -> torch.Generator:
+        return device.generator(stream(self.seed, *purpose, self.worker_id).generator_seed())
+
+    def _augmented(self, batch: Batch, round_number: RoundNumber, step: int) -> Batch:
+        augment = self.recipe.augment
+        if augment is None:
+            return batch
+        x, y = batch
+        try:
+            made = augment(x.clone(), y.clone(), self._generator("augment", round_number, step))
+        except HoldoutError:
+            raise
+        except Exception as error:
+            raise PluginError(f"data.augment raised {type(error).__name__}: {error}") from error
+        return _checked_batch(made, like=batch)
 
     def _samples(self, rows: Tensor) -> tuple[Tensor, Tensor]:
         # For few rows several times as fast as x[rows].
         return self.shard.x.index_select(0, rows), self.shard.y.index_select(0, rows)
+
+
+def _checked_batch(made: object, *, like: Batch) -> Batch:
+    """What an augmentation gave, if it can be trained on."""
+    match made:
+        case (Tensor() as x, Tensor() as y) if len(x) == len(y) > 0:
+            fits = all(
+                part.dtype == old.dtype
+                and part.shape[1:] == old.shape[1:]
+                and device.is_here(part)
+                and bool(part.isfinite().all())
+                for part, old in zip((x, y), like, strict=True)
+            )
+            if fits:
+                return x, y
+    got = [describe(part) for part in made] if isinstance(made, tuple) else describe(made)
+    raise PluginError(
+        "data.augment must return finite samples and targets like those that it got, "
+        f"{[describe(part) for part in like]}; got {got}"
+    )
 
 
 def is_plain(worker: Worker) -> TypeIs[HonestWorker]:
@@ -198,7 +271,8 @@ def propose_together(
 ) -> Tensor:
     """The updates of several workers, (n, d)."""
     drawn = [worker.batches(round_number) for worker in workers]
-    return _updates(workers, weights, drawn, learning_rate)
+    decays = [worker.recipe.weight_decay for worker in workers]
+    return _updates(workers, weights, drawn, learning_rate, decays)
 
 
 def judge_together(
@@ -210,20 +284,36 @@ def judge_together(
 ) -> Tensor:
     """The joint ballots of several workers, (n, d): what each would propose by its holdout rows."""
     drawn = [worker.holdout_batches(round_number) for worker in workers]
-    return _updates(workers, weights, drawn, learning_rate)
+    return _updates(workers, weights, drawn, learning_rate, [0.0] * len(workers))
 
 
 def _updates(
     workers: Sequence[HonestWorker],
     weights: Tensor,
-    drawn: Sequence[list[tuple[Tensor, Tensor]]],
+    drawn: Sequence[list[Batch]],
     learning_rate: float,
+    decays: Sequence[float],
 ) -> Tensor:
     if not workers:
         return weights.new_empty(0, len(weights))
-    model = workers[0].model
-    if all(len(batches) == 1 for batches in drawn):
-        return gradients(model, weights, [batches[0] for batches in drawn])
+    model, loss = workers[0].model, workers[0].loss
+    alike = all(worker.loss is loss for worker in workers)
+    if alike and all(len(batches) == 1 for batches in drawn):
+        slopes = gradients(model, weights, [batches[0] for batches in drawn], loss=loss)
+        if not any(decays):
+            return slopes
+        pairs = zip(slopes, decays, strict=True)
+        return torch.stack([decayed(slope, weights, decay) for slope, decay in pairs])
     return torch.stack(
-        [local_update(model, weights, batches, learning_rate=learning_rate) for batches in drawn]
+        [
+            local_update(
+                model,
+                weights,
+                batches,
+                learning_rate=learning_rate,
+                loss=worker.loss,
+                weight_decay=decay,
+            )
+            for worker, batches, decay in zip(workers, drawn, decays, strict=True)
+        ]
     )

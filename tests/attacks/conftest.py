@@ -46,7 +46,7 @@ def scripted():
 def make_view():
     """make_view(model="mlp", count=3, known=5, seed=0, round_number=1, ...) -> View."""
 
-    def make(model="mlp", *, count=3, known=5, seed=0, round_number=1, **changed):
+    def make(model="mlp", *, count=3, known=5, seed=0, round_number=1, steps=1, **changed):
         shape = SHAPES[model]
         network = build(MODELS[model], shape, 4, seed=seed)
         weights = vector.flatten(network)
@@ -54,6 +54,11 @@ def make_view():
         own = torch.randn(count, len(weights), generator=generator)
         honest = 0.1 * torch.randn(known, len(weights), generator=generator)
         held = torch.randn(40, *shape, generator=generator), torch.arange(40) % 4
+        drawn = torch.Generator().manual_seed(seed + 1)
+        batches = [
+            [(torch.randn(8, *shape, generator=drawn), torch.arange(8) % 4) for _ in range(steps)]
+            for _ in range(count)
+        ]
         values = {
             "round_number": round_number,
             "weights": weights,
@@ -69,6 +74,7 @@ def make_view():
             "baseline": {"krum": Scripted(1.0), "krum-unsquared": Scripted(1.5)}.__getitem__,
             "source": stream(seed, "attack", round_number),
             "run_source": stream(seed, "attack"),
+            "own_batches": lambda: batches,
         }
         return View(**{**values, **changed})
 

@@ -46,9 +46,16 @@ CASES = {
     "min-sum": Case(gamma=True),
     "shift-back": Case(each_its_own=True),
     "poisoned": Case(),
+    "backdoor": Case(each_its_own=True, gamma=True),
 }
+FLAT = {"backdoor": {"shape": (1, 3, 4), "size": 2, "row": 0, "column": 0}}
+"""What an attack must be told where samples are rows of twelve numbers."""
 every_attack = pytest.mark.parametrize("name", ATTACKS)
 both_models = pytest.mark.parametrize("model", ["mlp", "lenet5"])
+
+
+def attack_of(name, model="mlp"):
+    return ATTACKS[name](**(FLAT.get(name, {}) if model == "mlp" else {}))
 
 
 def sent(lie, count):
@@ -75,7 +82,7 @@ def test_the_table_lists_every_attack():
 @pytest.mark.parametrize("known", [1, 5])
 def test_it_sends_one_vector_for_all_or_one_each(name, model, count, known, make_view):
     view = make_view(model, count=count, known=known)
-    lie = ATTACKS[name]()(view)
+    lie = attack_of(name, model)(view)
     updates = sent(lie, count)
     assert len(updates) == count
     assert (lie.gamma is not None) == CASES[name].gamma
@@ -90,7 +97,7 @@ def test_it_sends_one_vector_for_all_or_one_each(name, model, count, known, make
 @every_attack
 @both_models
 def test_the_same_seed_and_round_give_the_same_lie(name, model, make_view):
-    first, second = (sent(ATTACKS[name]()(make_view(model, count=9)), 9) for _ in range(2))
+    first, second = (sent(attack_of(name, model)(make_view(model, count=9)), 9) for _ in range(2))
     assert all(same(a, b) for a, b in zip(first, second, strict=True))
 
 
@@ -100,7 +107,7 @@ def test_only_random_ones_depend_on_seed_and_round_besides_what_they_know(name, 
     here = make_view(count=9)
     there = make_view(**changed)
     moved = make_view(count=9, round_number=there.round_number, source=there.source)
-    first, second = (sent(ATTACKS[name]()(view), 9) for view in (here, moved))
+    first, second = (sent(attack_of(name)(view), 9) for view in (here, moved))
     equal = all(same(a, b) for a, b in zip(first, second, strict=True))
     assert equal != CASES[name].random
 
@@ -111,7 +118,7 @@ def test_what_it_knows_is_left_as_it_was(name, model, make_view):
     view = make_view(model, count=9)
     before = [t.clone() for t in (view.weights, view.known, view.own_updates())]
     parameters = [p.detach().clone() for p in view.model.parameters()]
-    ATTACKS[name]()(view)
+    attack_of(name, model)(view)
     after = [view.weights, view.known, view.own_updates()]
     assert all(torch.equal(a, b) for a, b in zip(before, after, strict=True))
     assert all(torch.equal(a, b) for a, b in zip(parameters, view.model.parameters(), strict=True))

@@ -7,10 +7,11 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.asking import called, context_of
 
 from holdout.attacks import ATTACKS, DeployedRule
 from holdout.attacks.search import GROWTH, STEP, inflate, strengths
-from holdout.rules import RULES, mean
+from holdout.rules import RULES, RuleContext
 from holdout.rules.distance import (
     bulyan_choice,
     krum_choice,
@@ -18,6 +19,8 @@ from holdout.rules.distance import (
     multi_krum_choice,
 )
 from holdout.rules.rule import custom_rule
+from holdout.rules.subsets import mda_choice, monna_choice, smea_choice
+from holdout.seeds import stream
 
 LINE = (torch.zeros(3), torch.ones(3))
 
@@ -108,10 +111,20 @@ ORACLES = {
     "trimmed-mean": lambda u, h, f: kept_places(u.numpy(), h, f, len(u) - f - 1),
     "median": lambda u, h, _f: kept_places(u.numpy(), h, (len(u) - 1) // 2, len(u) // 2),
     "mean-around-median": lambda u, h, f: kept_nearest(u.double().numpy(), h, len(u) - f),
+    "mda": lambda u, h, f: max(mda_choice(u, f=f)) >= h,
+    "smea": lambda u, h, f: max(smea_choice(u, f=f)) >= h,
+    "monna": lambda u, h, f: max(monna_choice(u, f=f)) >= h,
 }
 CLOSED = list(ORACLES)
-BY_RUNNING = ["caf"]
-OPEN = [rule for rule in RULES if rule not in {*ORACLES, *BY_RUNNING}]
+BY_RUNNING = ["caf", "dnc", "signguard", "zeno", "flshield"]
+BOUNDED = ["centered-clipping", "norm-bound-mean"]
+OPEN = [rule for rule in RULES if rule not in {*ORACLES, *BY_RUNNING, *BOUNDED, "fltrust"}]
+
+
+def deployed_rule(rule, honest, copies, f):
+    asks = not RULES[rule].needs_updates_alone
+    context = (lambda: context_of(honest)) if asks else None
+    return DeployedRule(RULES[rule], honest, copies, f, context=context)
 
 
 def lies(seed, honest=13, d=40):
@@ -142,32 +155,106 @@ def test_what_the_attacker_foresees_is_what_the_rule_does(rule, seed, copies, si
 def test_a_rule_that_mixes_is_run_and_the_lie_that_carries_it_furthest_is_sent(rule, seed):
     honest, base, step = lies(seed)
     ladder = strengths(30.0)
-    found = inflate(DeployedRule(RULES[rule], honest, 3, 3), base, -step, maximum=30.0)
+    found = inflate(deployed_rule(rule, honest, 3, 3), base, -step, maximum=30.0)
 
     def reach(strength):
         lie = (base - strength * step).expand(3, -1)
-        return float((base - RULES[rule](torch.cat([honest, lie]), f=3)) @ step)
+        return float((base - called(rule)(torch.cat([honest, lie]), f=3)) @ step)
 
     reached = {strength: reach(strength) for strength in ladder}
     assert 0 < found < 30
     assert reached[found] == pytest.approx(max(reached.values()), rel=0.1)
 
 
+@pytest.mark.parametrize("rule", BOUNDED)
+@pytest.mark.parametrize("seed", range(4))
+def test_against_a_rule_that_shortens_lies_a_strength_is_sent_beyond_which_nothing_is_gained(
+    rule, seed
+):
+    honest, base, step = lies(seed)
+    found = inflate(DeployedRule(RULES[rule], honest, 3, 3), base, -step, maximum=30.0)
+
+    def reach(strength):
+        lie = (base - strength * step).expand(3, -1)
+        return float((base - RULES[rule](torch.cat([honest, lie]), f=3)) @ step)
+
+    assert found > 0
+    assert reach(found) == pytest.approx(max(reach(s) for s in strengths(30.0)), rel=1e-3)
+
+
 @pytest.mark.parametrize("rule", [*CLOSED, *BY_RUNNING])
 def test_a_far_lie_is_not_selected_and_a_near_one_is(rule):
     honest, base, step = lies(0)
-    near, far = DeployedRule(RULES[rule], honest, 3, 3).selects(base, step, [0.0, 1e3])
+    near, far = deployed_rule(rule, honest, 3, 3).selects(base, step, [0.0, 1e3])
     assert near
     assert not far
 
 
-@pytest.mark.parametrize("rule", [*OPEN, "a-custom-rule"])
+@pytest.mark.parametrize("rule", OPEN)
 def test_rules_that_leave_nobody_out_say_so(rule):
     assert rule not in ORACLES
     honest, _, _ = lies(0)
-    deployed = RULES.get(rule) or custom_rule(mean, rule)
-    assert DeployedRule(deployed, honest, 3, 3).leaves_nobody_out
+    assert DeployedRule(RULES[rule], honest, 3, 3).leaves_nobody_out
     assert not DeployedRule(RULES["krum"], honest, 3, 3).leaves_nobody_out
+
+
+def gamma_of(rule, seed, copies=3, sign=1, maximum=30.0):
+    honest, base, step = lies(seed)
+    return inflate(DeployedRule(rule, honest, copies, 3), base, sign * step, maximum=maximum)
+
+
+@pytest.mark.parametrize("name", ["krum", "krum-unsquared", "multi-krum", "mean"])
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("sign", [1, -1])
+def test_a_rule_that_tells_nothing_is_searched_as_far_as_one_that_tells(name, seed, sign):
+    told = gamma_of(RULES[name], seed, sign=sign)
+    secret = gamma_of(custom_rule(RULES[name].function, "mine"), seed, sign=sign)
+    assert secret == told
+
+
+@pytest.mark.parametrize("name", ["trimmed-mean", "median", "mean-around-median", "bulyan"])
+@pytest.mark.parametrize("seed", range(3))
+def test_of_a_rule_by_coordinates_the_search_goes_on_while_any_of_them_follows(name, seed):
+    # By name, a lie passes if half of its coordinates do: the black box gives no less away.
+    told = gamma_of(RULES[name], seed)
+    secret = gamma_of(custom_rule(RULES[name].function, "mine"), seed)
+    assert told <= secret < 30.0
+
+
+def test_a_rule_whose_result_jumps_is_searched_by_how_far_it_jumps():
+    def majority(updates, *, f):
+        del f
+        return updates.sign().sum(dim=0).sign()
+
+    found = gamma_of(custom_rule(majority, "mine"), 0, sign=-1, copies=5)
+    assert 0 < found < 30.0
+
+    def deaf(updates, *, f):
+        return updates[: len(updates) - f].mean(dim=0)
+
+    assert gamma_of(custom_rule(deaf, "mine"), 0) == 0.0
+
+
+def test_a_search_in_a_custom_rule_hands_out_fresh_contexts():
+    seen = []
+
+    def forgetful(updates, *, f, context):
+        del f
+        seen.append(dict(context.state))
+        context.state["x"] = torch.ones(1)
+        return updates.mean(dim=0)
+
+    honest, base, step = lies(0)
+    deployed = DeployedRule(
+        custom_rule(forgetful, "mine"),
+        honest,
+        3,
+        3,
+        context=lambda: RuleContext(1, torch.zeros(40), 0.1, stream(0)),
+    )
+    assert inflate(deployed, base, step, maximum=30.0) == 30.0
+    assert 0 < len(seen) < 40
+    assert all(state == {} for state in seen)
 
 
 def test_a_value_equal_to_a_kept_one_is_kept():

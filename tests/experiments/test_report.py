@@ -10,7 +10,7 @@ import pytest
 import tomli_w
 
 from holdout.errors import RunFolderError
-from holdout.experiments import charts, figures, report
+from holdout.experiments import charts, figures, report, vote_map
 from holdout.experiments.curves import final_table, group, name_of
 from holdout.experiments.figures import (
     BASELINE,
@@ -437,7 +437,7 @@ def test_names_are_shown_and_never_run(tmp_path):
 
 
 def test_huge_results_are_thinned_evenly_and_the_page_says_so(tmp_path, monkeypatch):
-    monkeypatch.setattr(report, "VOTE_CHARACTERS_MAX", 1700)
+    monkeypatch.setattr(vote_map, "VOTE_CHARACTERS_MAX", 1700)
     monkeypatch.setattr(charts, "POINTS_MAX", 5)
     rounds = [line(number=n, accuracy=0.5) for n in range(1, 102)]
     page = Page(write_report(write_run(tmp_path, rounds)))

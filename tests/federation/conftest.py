@@ -14,7 +14,7 @@ from holdout.learning.training import evaluate
 
 BASE = {
     "experiment": {"rounds": 3, "baseline": False, "threads": 1, "evaluate_every": 1},
-    "data": {"samples_per_worker": 60},
+    "data": {"samples_per_worker": 60, "root_samples": 30},
     "training": {"batch_size": 10},
     "federation": {"workers": 20, "byzantine": 0.33, "proposers": 8, "voters": 7},
     "vote": {"samples": 40},

@@ -331,6 +331,42 @@ def test_a_run_that_keeps_state_resumes_to_the_bit(name, stop, blobs, config, tm
     assert lines(whole) == lines(parts)
 
 
+@pytest.mark.usefixtures("_quick")
+@pytest.mark.parametrize("stops", [(1, 2, 3), (2, 5, 8, 11), (4, 6, 7)])
+def test_state_of_rules_and_workers_survives_many_interruptions(stops, blobs, config, tmp_path):
+    experiment = {"rules": ["mine", "nnm+mine"], "seeds": [0, 1], "rounds": 3, "evaluate_every": 2}
+    values = config(experiment=experiment)
+    given = Plugins(data=blobs, rules={"mine": clip_around_last}, worker=MomentumWorker)
+    whole = run(values, out=tmp_path / "whole", plugins=given)
+    # What a curve keeps, another neither sees nor needs: each equals itself alone.
+    for rule in ("mine", "nnm+mine"):
+        for seed in (0, 1):
+            only = {**experiment, "rules": [rule], "seeds": [seed]}
+            alone = run(config(experiment=only), plugins=given)
+            same = [r for r in whole.rounds if (r["rule"], r["seed"]) == (rule, seed)]
+            assert lines(alone) == json.dumps([{**line, "seconds": 0} for line in same])
+
+    def stop_after(rounds):
+        def watch(progress):
+            if progress.rounds_done == rounds:
+                raise KeyboardInterrupt
+
+        return watch
+
+    for number, stop in enumerate(stops):
+        with pytest.raises(KeyboardInterrupt):
+            run(
+                values,
+                out=tmp_path / "parts",
+                plugins=given,
+                resume=number > 0,
+                watch=stop_after(stop),
+            )
+    parts = run(values, out=tmp_path / "parts", plugins=given, resume=True)
+    assert lines(parts) == lines(whole)
+    assert (tmp_path / "parts/summary.json").exists()
+
+
 @pytest.mark.parametrize(
     "name", ["momentum of workers", "direction of a joint vote", "all of them"]
 )

@@ -82,6 +82,26 @@ def test_the_mod_and_the_fast_path_cast_the_same_ballot():
     assert 0 < len(approved(slow)) <= 4
 
 
+def test_the_fast_path_judges_by_the_loss_that_is_named():
+    net, (x, _) = model(), samples()
+    outputs = net(x).shape[1]
+    y = torch.randn(len(x), outputs, generator=torch.Generator().manual_seed(3))
+    app = ClientApp(mods=[vote_mod])
+    judged = model()
+
+    @app.evaluate("vote")
+    def evaluate(message, _context):
+        judged.load_state_dict(message.content["arrays"].to_torch_state_dict())
+        with torch.no_grad():
+            loss = torch.nn.functional.mse_loss(judged(x), y).item()
+        metrics = MetricRecord({"loss": loss, "num-examples": len(x)})
+        return Message(RecordDict({"metrics": metrics}), reply_to=message)
+
+    message = vote_message(ArrayRecord(net.state_dict()))
+    fast = approved(vote(message, model=net, x=x, y=y, loss="mse"))
+    assert fast == approved(app(message, context()))
+
+
 def test_the_mod_asks_once_for_the_current_model_and_once_for_each_candidate():
     net, (x, y) = model(), samples()
     seen: list[Message] = []

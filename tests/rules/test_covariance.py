@@ -1,4 +1,4 @@
-"""CAF against plain loops over a d x d covariance, one Gram matrix at a time and in batches."""
+"""CAF and DnC against plain loops over a covariance or its singular vectors."""
 
 import math
 import tracemalloc
@@ -9,10 +9,11 @@ import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from holdout.errors import MisuseError
-from holdout.rules import caf
-from holdout.rules.covariance import screen
+from holdout.errors import MisuseError, UserError
+from holdout.rules import RULES, RuleContext, caf, dnc
+from holdout.rules.covariance import dnc_choice, draw_coordinates, screen
 from holdout.rules.distance import centred_gram
+from holdout.seeds import stream
 
 
 def gram(updates):
@@ -239,3 +240,87 @@ def test_products_and_filter_take_far_less_memory_than_the_updates():
         peak = tracemalloc.get_traced_memory()[1]
         tracemalloc.stop()
         assert peak < size / 4
+
+
+def plain_dnc(rows, f, coordinates, *, discard=1.0):
+    """Which rows stay, by the singular value decomposition of each choice of coordinates."""
+    n = len(rows)
+    times = [0] * n
+    for looked_at in coordinates:
+        part = rows[:, looked_at]
+        away = part - part.mean(axis=0)
+        direction = np.linalg.svd(away, full_matrices=False)[2][0]
+        scores = [float(one @ direction) ** 2 for one in away]
+        for i in sorted(range(n), key=lambda i: scores[i])[: n - math.floor(discard * f)]:
+            times[i] += 1
+    return tuple(i for i in range(n) if times[i] == max(times))
+
+
+def context(seed=0):
+    return RuleContext(1, torch.zeros(1), 0.1, stream(seed, "rule", 1))
+
+
+@settings(max_examples=80)
+@given(st.integers(3, 14), st.integers(2, 30), st.integers(0, 10_000))
+def test_dnc_drops_those_furthest_along_the_top_singular_vector(n, d, seed):
+    f = (n - 1) // 2
+    rows = random_rows(n, d, seed, lies=f // 2)
+    found = dnc_choice(torch.from_numpy(rows), f=f)
+    assert found == plain_dnc(rows, f, [np.arange(d)])
+    result = dnc(torch.from_numpy(rows), f=f)
+    assert np.allclose(result.numpy(), rows[list(found)].mean(axis=0))
+
+
+@pytest.mark.parametrize("iterations", [1, 2, 5])
+@pytest.mark.parametrize("discard", [0.5, 1.0, 1.5])
+def test_dnc_looks_at_coordinates_that_are_drawn_from_the_context(iterations, discard):
+    rows = random_rows(14, 60, 3, lies=3)
+    parameters = {"iterations": iterations, "coordinates": 7, "discard": discard}
+    source = context().source
+    coordinates = [draw_coordinates(source, 60, 7) for _ in range(iterations)]
+    assert all(len(set(one.tolist())) == 7 for one in coordinates)
+    expected = plain_dnc(rows, 5, coordinates, discard=discard)
+    updates = torch.from_numpy(rows)
+    assert dnc_choice(updates, f=5, context=context(), **parameters) == expected
+    rule = RULES["dnc"].with_parameters(**parameters)
+    assert tuple(rule.choice(updates, f=5, context=context())) == expected
+    assert torch.allclose(
+        rule(updates, f=5, context=context()), updates[list(expected)].mean(dim=0)
+    )
+
+
+def test_draws_take_every_coordinate_at_most_once_and_all_alike():
+    counts = np.zeros(20)
+    for seed in range(2000):
+        drawn = draw_coordinates(stream(seed), 20, 5)
+        assert sorted(set(drawn.tolist())) == drawn.tolist()
+        counts[drawn] += 1
+    assert counts.min() > 400
+    assert counts.max() < 600
+    assert draw_coordinates(stream(0), 4, 9).tolist() == [0, 1, 2, 3]
+
+
+def test_dnc_leaves_rows_out_that_are_not_finite_in_coordinates_it_does_not_see():
+    updates = torch.from_numpy(random_rows(12, 500, 1))
+    updates[3, :], updates[5, 7] = math.nan, math.inf
+    for seed in range(5):
+        chosen = dnc_choice(updates, f=3, context=context(seed), coordinates=2)
+        assert len(chosen) == 9
+        assert not {3, 5} & set(chosen)
+    assert dnc_choice(torch.full((5, 2), math.nan), f=2) == (0, 1, 2)
+
+
+@pytest.mark.parametrize(
+    ("parameters", "message"),
+    [
+        ({"iterations": 0}, "dnc needs iterations >= 1 and coordinates >= 1; got 0 and 10000"),
+        ({"coordinates": 0}, "dnc needs iterations >= 1 and coordinates >= 1; got 1 and 0"),
+        ({"discard": -1.0}, "dnc needs discard >= 0; got -1.0"),
+        ({"discard": math.nan}, "dnc needs discard >= 0; got nan"),
+        ({"discard": 9.0}, "dnc needs n > 9f updates; got n=5, f=2"),
+    ],
+)
+def test_parameters_with_which_dnc_cannot_work_are_refused(parameters, message):
+    with pytest.raises(UserError) as caught:
+        dnc(torch.from_numpy(random_rows(5, 3, 0)), f=2, **parameters)
+    assert str(caught.value) == message

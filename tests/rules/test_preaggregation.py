@@ -1,11 +1,14 @@
 """Pre-aggregations: by definition, with what liars send, and in front of every rule."""
 
 import math
+import tracemalloc
+from fractions import Fraction
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.asking import called, context_of
 
 from holdout.attacks import DeployedRule
 from holdout.attacks.search import inflate, strengths
@@ -15,6 +18,8 @@ from holdout.rules import (
     PRE_AGGREGATIONS,
     RULES,
     RuleContext,
+    arc,
+    bucketing,
     clipping,
     compose,
     find_rule,
@@ -103,6 +108,141 @@ def test_clipping_scales_huge_rows_and_hands_on_what_is_not_finite():
     assert torch.equal(clipped[3], updates[3])
 
 
+def plain_arc(updates, f):
+    """The definition, row by row."""
+    n = len(updates)
+    norms = [math.sqrt(math.fsum(x * x for x in row)) for row in updates.double().tolist()]
+    longest = math.floor(Fraction(2 * f, n) * (n - f))
+    radius = sorted(norms, reverse=True)[longest]
+    rows = [
+        row.double() * (radius / norm if norm > radius else 1.0)
+        for row, norm in zip(updates, norms, strict=True)
+    ]
+    return torch.stack(rows).to(updates.dtype)
+
+
+@given(st.integers(1, 15), st.integers(1, 30), st.integers(0, 7), st.integers(0, 1000))
+def test_adaptive_clipping_equals_its_definition(n, d, f, seed):
+    updates = random_updates(n, d, seed) * torch.arange(1, n + 1)[:, None]
+    if n <= 2 * f:
+        with pytest.raises(InfeasibleError, match=f"arc needs n > 2f updates; got n={n}, f={f}"):
+            arc(updates, f=f)
+        return
+    assert torch.allclose(arc(updates, f=f), plain_arc(updates, f), rtol=1e-6)
+
+
+def test_adaptive_clipping_equals_its_definition_over_many_blocks_of_coordinates():
+    updates = random_updates(7, 70_000) * torch.arange(1, 8)[:, None]
+    assert torch.allclose(arc(updates, f=2), plain_arc(updates, 2), rtol=1e-5)
+
+
+@pytest.mark.parametrize(("n", "f", "clipped"), [(30, 9, 12), (10, 1, 1), (15, 3, 4), (6, 0, 0)])
+def test_adaptive_clipping_clips_as_many_as_the_paper_says(n, f, clipped):
+    updates = torch.arange(1.0, n + 1)[:, None].repeat(1, 3)
+    result = arc(updates, f=f)
+    assert int((result != updates).any(dim=1).sum()) == clipped
+    assert torch.allclose(result[n - clipped :], updates[n - clipped - 1].expand(clipped, -1))
+
+
+def test_adaptive_clipping_counts_rows_that_are_not_finite_among_the_longest():
+    updates = random_updates(9, 4) + 3
+    updates[6], updates[7, 1] = math.nan, math.inf
+    result = arc(updates, f=3)
+    rest = [i for i in range(9) if i not in (6, 7)]
+    assert not result[6:8].isfinite().all(dim=1).any()
+    # Two of the four that are clipped are those.
+    assert int((result[rest] != updates[rest]).any(dim=1).sum()) == 2
+    assert result[rest].norm(dim=1).max() <= updates[rest].norm(dim=1).sort().values[-3] + 1e-5
+
+
+def test_adaptive_clipping_scales_huge_rows_to_length():
+    updates = torch.tensor([[3e38, 3e38], [3.0, 4.0], [0.0, 1.0], [0.0, 2.0]])
+    assert arc(updates, f=1)[0].norm().item() == pytest.approx(5.0)
+    nobody = torch.tensor([[9.0, 9.0], [0.0, 0.0], [0.0, 0.0]])
+    assert arc(nobody, f=1).tolist() == [[0.0, 0.0]] * 3
+
+
+def context(seed=0, round_number=1):
+    return RuleContext(round_number, torch.zeros(1), 0.1, stream(seed, "rule", round_number))
+
+
+@given(st.integers(1, 17), st.integers(1, 6), st.integers(0, 1000))
+def test_buckets_are_the_means_of_groups_that_take_everybody_once(n, size, seed):
+    updates = random_updates(n, 5, seed, dtype=torch.float64)
+    means = bucketing(updates, f=0, context=context(seed), size=size)
+    order = context(seed).source.sample(range(n), n)
+    groups = [order[i : i + size] for i in range(0, n, size)]
+    assert sorted(order) == list(range(n))
+    assert len(means) == math.ceil(n / size)
+    for group, mean in zip(groups, means, strict=True):
+        assert torch.allclose(mean, sum(updates[i] for i in group) / len(group))
+
+
+def test_buckets_are_drawn_from_the_context_and_without_one_are_always_the_same():
+    updates = random_updates(20, 3)
+    drawn = [bucketing(updates, f=0, context=context(round_number=t)) for t in (1, 2, 1)]
+    assert torch.equal(drawn[0], drawn[2])
+    assert not torch.equal(drawn[0], drawn[1])
+    assert torch.equal(bucketing(updates, f=0), bucketing(updates, f=0))
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+def test_a_row_that_is_not_finite_spoils_its_own_bucket_alone(bad):
+    updates = random_updates(12, 3)
+    updates[4, 1] = bad
+    spoilt = ~bucketing(updates, f=1, size=3).isfinite().all(dim=1)
+    assert int(spoilt.sum()) == 1
+
+
+def test_two_huge_rows_in_a_bucket_do_not_overflow():
+    updates = torch.full((4, 3), 3e38)
+    assert torch.allclose(bucketing(updates, f=1), updates[:2])
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 7])
+@pytest.mark.parametrize("f", range(4))
+def test_a_rule_behind_buckets_must_withstand_f_of_fewer_rows(size, f):
+    composed = compose(PRE_AGGREGATIONS["bucketing"].with_parameters(size=size), "krum")
+    for n in range(1, 60):
+        feasible = math.ceil(n / size) > 2 * f + 2
+        assert composed.is_feasible(n=n, f=f) == feasible
+        if feasible:
+            assert composed(random_updates(n, 2), f=f).isfinite().all()
+        else:
+            rows = math.ceil(n / size)
+            message = f"krum needs n > 2f + 2 updates; got n={rows}, f={f}"
+            if rows < n:
+                message += f": bucketing makes {rows} rows of {n} updates"
+            with pytest.raises(InfeasibleError) as caught:
+                composed(random_updates(n, 2), f=f)
+            assert str(caught.value) == message
+
+
+@pytest.mark.parametrize("size", [0, -1])
+def test_a_bucket_of_nobody_is_refused(size):
+    with pytest.raises(UserError, match=f"bucketing needs size >= 1; got {size}"):
+        bucketing(random_updates(), f=1, size=size)
+
+
+@pytest.mark.parametrize("radius", [0.0, -1.0, math.nan, math.inf])
+def test_what_is_no_radius_is_refused(radius):
+    with pytest.raises(UserError, match="clipping needs radius > 0; got"):
+        clipping(random_updates(), f=1, radius=radius)
+
+
+@every_pre
+def test_a_pre_aggregation_makes_no_second_copy_of_the_updates(pre):
+    updates = random_updates(30, 200_000)
+    size = updates.numel() * 4
+    PRE_AGGREGATIONS[pre](updates[:, :100], f=3)
+    tracemalloc.start()
+    result = PRE_AGGREGATIONS[pre](updates, f=3)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    # numpy tells of what it allocates; blocks of coordinates are a tenth of these updates.
+    assert peak <= result.numel() * 4 + 0.9 * size
+
+
 @every_pre
 def test_what_no_caller_should_send_to_a_pre_aggregation_is_misuse(pre):
     for updates, f in ((torch.ones(4), 0), (torch.ones(4, 0), 0), (torch.ones(4, 2), -1)):
@@ -112,23 +252,30 @@ def test_what_no_caller_should_send_to_a_pre_aggregation_is_misuse(pre):
 
 @every_pre
 def test_a_pre_aggregation_modifies_nothing_and_keeps_shape_and_dtype(pre):
+    entry = PRE_AGGREGATIONS[pre]
     for dtype in (torch.float32, torch.float64):
         updates = random_updates(dtype=dtype)
         before = updates.clone()
-        result = PRE_AGGREGATIONS[pre](updates, f=3)
+        result = entry(updates, f=3)
         assert torch.equal(updates, before)
-        assert (result.shape, result.dtype) == (updates.shape, dtype)
+        assert (result.shape, result.dtype) == ((entry.leaves(15), 40), dtype)
+        assert result.untyped_storage().data_ptr() != updates.untyped_storage().data_ptr()
+        assert entry.leaves(15) == (8 if pre == "bucketing" else 15)
 
 
 @every_pre
 @every_rule
 def test_a_composed_rule_is_the_rule_over_what_the_pre_aggregation_gives(pre, rule):
-    updates = 3 * random_updates()
+    # Of 31 updates 16 buckets are left, and Bulyan needs 15 with three liars.
+    updates = 3 * random_updates(n=31 if pre == "bucketing" else 15)
     composed = find_rule(f"{pre}+{rule}")
-    wanted = RULES[rule](PRE_AGGREGATIONS[pre](updates, f=3), f=3)
-    assert torch.equal(composed(updates, f=3), wanted)
-    assert torch.equal(compose(pre, rule)(updates, f=3), wanted)
-    assert torch.equal(compose(PRE_AGGREGATIONS[pre], RULES[rule])(updates, f=3), wanted)
+    # A rule that asks has a context, and what is drawn at random is drawn from it.
+    context = None if RULES[rule].needs_updates_alone else context_of(updates)
+    wanted = called(rule)(PRE_AGGREGATIONS[pre](updates, f=3, context=context), f=3)
+    assert torch.equal(called(composed)(updates, f=3), wanted)
+    assert torch.equal(called(compose(pre, rule))(updates, f=3), wanted)
+    entry = compose(PRE_AGGREGATIONS[pre], RULES[rule])
+    assert torch.equal(called(entry)(updates, f=3), wanted)
     assert composed.label == f"{PRE_AGGREGATIONS[pre].label} + {RULES[rule].label}"
 
 
@@ -183,7 +330,7 @@ def test_a_composed_rule_is_feasible_exactly_if_it_can_be_run(pre, rule, f):
     for n in range(1, 4 * f + 5):
         feasible = True
         try:
-            composed(random_updates(n=n), f=f)
+            called(composed)(random_updates(n=n), f=f)
         except InfeasibleError:
             feasible = False
         assert composed.is_feasible(n=n, f=f) == feasible, n
@@ -193,7 +340,8 @@ def test_a_composed_rule_is_feasible_exactly_if_it_can_be_run(pre, rule, f):
 @pytest.mark.parametrize("rule", ["mean", "krum", "trimmed-mean", "geometric-median"])
 @pytest.mark.parametrize("sign", [1, -1])
 def test_the_attacker_climbs_while_the_composed_rule_follows(pre, rule, sign):
-    honest = random_updates(13, 40, seed=3) + 0.3
+    # With the three lies there are 10 buckets, and Krum needs 9.
+    honest = random_updates(17 if pre == "bucketing" else 13, 40, seed=3) + 0.3
     base, step = honest.mean(dim=0), sign * honest.std(dim=0, correction=0)
     composed = find_rule(f"{pre}+{rule}")
     gamma = inflate(DeployedRule(composed, honest, 3, 3), base, step, maximum=30.0)

@@ -3,10 +3,12 @@
 import ast
 import dataclasses
 import re
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
+from tests.asking import called, context_of, with_context
 
 import holdout
 from holdout.attacks.search import strengths
@@ -25,7 +27,8 @@ def random_updates(n=15, d=40, seed=0):
 
 @pytest.mark.parametrize("entry", [Rule, PreAggregation])
 def test_an_entry_that_lacks_a_part_cannot_be_made(entry):
-    parts = [field.name for field in dataclasses.fields(entry) if field.name != "pre"]
+    can_be_left_out = {"pre", "leaves"}
+    parts = [f.name for f in dataclasses.fields(entry) if f.name not in can_be_left_out]
     known = {"label": "x", "keeps_rows": True}
     whole = {part: known.get(part) for part in parts}
     entry(**whole)
@@ -49,20 +52,23 @@ def test_a_rule_that_chooses_is_the_mean_of_what_it_chooses(name, f):
         return
     for seed in range(3):
         updates = random_updates(seed=seed)
-        chosen = list(rule.choose(updates, f))
-        assert torch.allclose(rule(updates, f=f), mean(updates[chosen], f=0), atol=1e-6)
+        chosen = list(rule.choice(updates, f=f, context=context_of(updates)))
+        assert torch.allclose(called(rule)(updates, f=f), mean(updates[chosen], f=0), atol=1e-6)
 
 
 @every_rule
 @pytest.mark.parametrize("f", range(4))
 def test_needs_tell_exactly_when_the_function_is_feasible(name, f):
     rule = RULES[name]
+    function = rule.function
+    if not rule.needs_updates_alone:
+        function = partial(with_context, rule.function)
     for n in range(1, 4 * f + 6):
         if rule.is_feasible(n=n, f=f):
-            rule.function(random_updates(n=n), f=f)
+            function(random_updates(n=n), f=f)
         else:
             with pytest.raises(InfeasibleError, match=re.escape(rule.needs.bound)):
-                rule.function(random_updates(n=n), f=f)
+                function(random_updates(n=n), f=f)
 
 
 @every_rule
@@ -70,8 +76,16 @@ def test_a_rule_without_rehearsal_follows_a_lie_of_any_strength(name):
     rule = RULES[name]
     honest = random_updates(13)
     ladder = strengths(1e4)
-    line = LieLine(honest, honest.mean(dim=0), honest.std(dim=0), copies=2, f=2, ladder=ladder)
-    here, there = (rule(line.updates(strength), f=2) for strength in (1e2, 1e4))
+    line = LieLine(
+        honest,
+        honest.mean(dim=0),
+        honest.std(dim=0),
+        copies=2,
+        f=2,
+        ladder=ladder,
+        context=lambda: context_of(honest),
+    )
+    here, there = (called(rule)(line.updates(strength), f=2) for strength in (1e2, 1e4))
     if rule.rehearse is None:
         assert not torch.equal(here, there)
     else:

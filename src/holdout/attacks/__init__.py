@@ -1,16 +1,27 @@
 """What Byzantine workers do, given a view of what they may know.
 
 `ATTACKS` lists what proposers send, `BALLOT_ATTACKS` how voters vote. A custom attack is any
-callable that takes a `View` (for voters, a `BallotView`, or a `MessageView` where ballots are
-joint); in a config it is named "package.module:name".
+callable that takes a `View` (for voters, a `BallotView`, a `MessageView` where ballots are joint, a
+`ReportView` where a rule asks for reports); in a config it is named "package.module:name".
 """
 
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
-from holdout.attacks import ballots, camouflaged, messages, persistent, searched, updates
+from holdout.attacks import (
+    backdoor,
+    ballots,
+    camouflaged,
+    messages,
+    persistent,
+    reports,
+    searched,
+    updates,
+)
+from holdout.attacks.backdoor import Triggering
 from holdout.attacks.ballots import BallotAttack, BallotView
 from holdout.attacks.messages import CoalitionView, MessageAttack, MessageView
+from holdout.attacks.reports import ReportAttack, ReportView
 from holdout.attacks.search import DeployedRule
 from holdout.attacks.view import Attack, Deployed, Lie, MixedLie, View
 
@@ -35,6 +46,7 @@ ATTACKS: Mapping[str, Callable[..., Attack]] = MappingProxyType(
         "min-sum": camouflaged.MinSum,
         "shift-back": persistent.ShiftBack,
         "poisoned": persistent.Poisoned,
+        "backdoor": backdoor.Backdoor,
     }
 )
 """What Byzantine proposers send, by its name in a config: called with parameters, gives an attack.
@@ -70,10 +82,24 @@ MESSAGE_ATTACKS: Mapping[str, MessageAttack] = MappingProxyType(
 )
 """The same where ballots are joint, by the same names: what a Byzantine voter sends."""
 
+REPORT_ATTACKS: Mapping[str, ReportAttack] = MappingProxyType(
+    {
+        "honest": reports.honest,
+        "coalition": reports.coalition,
+        "starve": reports.starve,
+        "short": reports.short,
+        "blank": reports.blank,
+        "random": reports.random,
+        "inverted": reports.inverted,
+    }
+)
+"""The same where a rule asks what updates do to each class: what a Byzantine voter reports."""
+
 __all__ = [
     "ATTACKS",
     "BALLOT_ATTACKS",
     "MESSAGE_ATTACKS",
+    "REPORT_ATTACKS",
     "Attack",
     "BallotAttack",
     "BallotView",
@@ -84,5 +110,8 @@ __all__ = [
     "MessageAttack",
     "MessageView",
     "MixedLie",
+    "ReportAttack",
+    "ReportView",
+    "Triggering",
     "View",
 ]

@@ -63,39 +63,89 @@ class BallotAttack(Protocol):
 
 
 def honest(view: BallotView) -> Sequence[ProposalId]:
-    """What the voter's data says, as an honest voter would vote."""
+    """What the voter's data says, as an honest voter would vote.
+
+        ballot = the honest ballot
+
+    Source: Azulay, Raz, Globerson, Koren, Afek, 2020, arXiv 2008.04612, A_Holdout.
+
+    Needs: any vote.
+    """
     return view.honest_ballot()
 
 
 def coalition(view: BallotView) -> Sequence[ProposalId]:
-    """The paper's: all Byzantine proposals, then random honest ones to fill the ballot."""
+    """All Byzantine proposals, then random honest ones to fill the ballot.
+
+        ballot = the coalition's proposals, then honest ones drawn at random, up to k in all
+
+    Source: Azulay, Raz, Globerson, Koren, Afek, 2020, arXiv 2008.04612, the paper's Byzantine
+    voters.
+
+    Needs: any vote.
+    """
     room = max(0, view.approve_count - len(view.own))
     rest = view.source.sample(view.others, min(room, len(view.others)))
     return [*view.own, *rest][: view.approve_count]
 
 
 def starve(view: BallotView) -> Sequence[ProposalId]:
-    """Byzantine proposals, then the worst honest ones: the good get no help towards the quorum."""
+    """Byzantine proposals, then the worst honest ones: the good get no help towards the quorum.
+
+        ballot = the coalition's proposals, then the honest ones of largest loss, up to k in all
+
+    Source: this project.
+
+    Needs: any vote.
+    """
     worst_first = [p for p in reversed(view.ranking()) if p not in view.coalition]
     return [*view.own, *worst_first][: view.approve_count]
 
 
 def short(view: BallotView) -> Sequence[ProposalId]:
-    """The Byzantine proposals and nobody else."""
+    """The Byzantine proposals and nobody else.
+
+        ballot = the coalition's proposals, up to k
+
+    Source: this project.
+
+    Needs: ballots that need not be full; elsewhere they are void.
+    """
     return view.own[: view.approve_count]
 
 
 def blank(view: BallotView) -> Sequence[ProposalId]:
-    """An empty ballot: valid where ballots need not be full, void where they must be."""
+    """An empty ballot.
+
+        ballot = nothing
+
+    Source: this project.
+
+    Needs: ballots that need not be full; elsewhere they are void.
+    """
     del view
     return []
 
 
 def random(view: BallotView) -> Sequence[ProposalId]:
-    """A full ballot of proposals drawn at random."""
+    """A full ballot of proposals drawn at random.
+
+        ballot = k proposals, each as likely as any other
+
+    Source: this project.
+
+    Needs: any vote.
+    """
     return view.source.sample(view.proposals, view.approve_count)
 
 
 def inverted(view: BallotView) -> Sequence[ProposalId]:
-    """The proposals that did worst on this voter's data."""
+    """The proposals that did worst on this voter's data.
+
+        ballot = the k proposals of largest loss
+
+    Source: this project.
+
+    Needs: any vote.
+    """
     return view.ranking()[-view.approve_count :]

@@ -23,7 +23,20 @@ Along = Literal["deviation", "unit", "sign"]
 
 @dataclass(frozen=True, slots=True)
 class MinMax:
-    """As far from the mean as no honest update is further from the lie than from another one."""
+    """Far from the mean, yet no honest update is further from the lie than from another one.
+
+        lie = μ - γ p, the same from every liar
+        γ = the largest with max_i |lie - x_i| <= max_{i,j} |x_i - x_j|
+
+    Source: Shejwalkar, Houmansadr, 2021, Manipulating the Byzantine: Optimizing Model Poisoning
+    Attacks and Defenses for Federated Learning, NDSS. There γ is found by halving, here by the
+    root.
+
+    Needs: any rule, any model.
+
+    Args:
+        along: p: `deviation` (σ of the honest updates), `unit` (μ / |μ|) or `sign` (of μ).
+    """
 
     along: Along = "deviation"
 
@@ -38,7 +51,20 @@ class MinMax:
 
 @dataclass(frozen=True, slots=True)
 class MinSum:
-    """As far from the mean as the sum of squared distances stays that of some honest update."""
+    """Far from the mean, while the sum of squared distances stays that of some honest update.
+
+        lie = μ - γ p, the same from every liar
+        γ = the largest with Σ_i |lie - x_i|² <= max_j Σ_i |x_i - x_j|²
+
+    Source: Shejwalkar, Houmansadr, 2021, Manipulating the Byzantine: Optimizing Model Poisoning
+    Attacks and Defenses for Federated Learning, NDSS. There γ is found by halving, here by the
+    root.
+
+    Needs: any rule, any model.
+
+    Args:
+        along: p: `deviation` (σ of the honest updates), `unit` (μ / |μ|) or `sign` (of μ).
+    """
 
     along: Along = "deviation"
 

@@ -92,38 +92,87 @@ class MessageAttack(Protocol):
 
 
 def honest(view: MessageView) -> Tensor | None:
-    """What the voter's data says."""
+    """What the voter's data says.
+
+        message = the honest message
+
+    Source: this project.
+
+    Needs: joint ballots.
+    """
     return view.own()
 
 
 def coalition(view: MessageView) -> Tensor | None:
-    """The coalition's mean lie at the usual length: a direction that speaks for it."""
+    """The coalition's mean lie at the usual length: a direction that speaks for it.
+
+        message = (median length of honest messages) · m / |m|, m = the mean of the lies
+
+    Source: this project.
+
+    Needs: joint ballots.
+    """
     return view.shared.promoting
 
 
 def starve(view: MessageView) -> Tensor | None:
-    """The honest messages' mean, reversed: a direction that speaks against honest proposals."""
+    """The honest messages' mean, reversed: a direction that speaks against honest proposals.
+
+        message = -(median length of honest messages) · m / |m|, m = the mean of honest messages
+
+    Source: this project.
+
+    Needs: joint ballots.
+    """
     return view.shared.opposing
 
 
 def short(view: MessageView) -> Tensor | None:
-    """The coalition's first lie as it is."""
+    """The coalition's first lie as it is.
+
+        message = lie_1
+
+    Source: this project.
+
+    Needs: joint ballots.
+    """
     return view.shared.lies[0] if view.shared.lies else None
 
 
 def blank(view: MessageView) -> Tensor | None:
-    """Nothing."""
+    """Nothing.
+
+        message = silence
+
+    Source: this project.
+
+    Needs: joint ballots.
+    """
     del view
     return None
 
 
 def random(view: MessageView) -> Tensor | None:
-    """Noise of the usual length."""
+    """Noise of the usual length.
+
+        message = (median length of honest messages) · z / |z|, z[k] standard normal
+
+    Source: this project.
+
+    Needs: joint ballots.
+    """
     own = view.own()
     noise = device.randn(len(own), generator=device.generator(view.source.generator_seed()))
     return of_length(noise, view.shared.usual_norm or norm(own))
 
 
 def inverted(view: MessageView) -> Tensor | None:
-    """The opposite of what the voter's data says."""
+    """The opposite of what the voter's data says.
+
+        message = -(the honest message)
+
+    Source: this project.
+
+    Needs: joint ballots.
+    """
     return -view.own()

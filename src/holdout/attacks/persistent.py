@@ -11,8 +11,15 @@ from holdout.attacks.view import Lie, View
 class ShiftBack:
     """Back to the start in rounds that the liars dominate, honest work in all others.
 
-    After arXiv 2311.14127: where only some workers are drawn, one round with a majority of liars
-    can undo all that was learned.
+        lie = (w - w_0) / η if the liars are more than half of the proposers
+        lie_i = the liar's own honest update otherwise
+
+    Where only some workers are drawn, one round with a majority of liars can undo all that was
+    learned.
+
+    Source: after arXiv 2311.14127.
+
+    Needs: any rule, any model; it harms where a draw may hold a majority of liars.
     """
 
     def __call__(self, view: View) -> Lie:
@@ -26,12 +33,21 @@ class ShiftBack:
 class Poisoned:
     """One random direction, the same in all rounds, as long as an honest update.
 
-    After arXiv 2404.15611 (PoisonedFL), where the length is tuned to what came of earlier rounds:
-    lies that agree over rounds add up, while what honest workers do to undo them does not.
+        s[k] = 1 or -1, drawn once a run
+        lie = scale · (median length of the known updates) / √d · s, the same from every liar
+
+    Lies that agree over rounds add up, while what honest workers do to undo them does not.
+
+    Source: after PoisonedFL, arXiv 2404.15611, where the length is tuned to what came of earlier
+    rounds.
+
+    Needs: any rule, any model.
+
+    Args:
+        scale: The length, in median norms of the known updates.
     """
 
     scale: float = 1.0
-    """The length, in median norms of the known updates."""
 
     def __call__(self, view: View) -> Lie:
         """The same vector from every Byzantine proposer."""

@@ -7,11 +7,12 @@ import torch
 from torch import Tensor
 
 from holdout.attacks.view import Deployed, MixedLie
-from holdout.custom_code import describe, guard
-from holdout.errors import InfeasibleError, PluginError
+from holdout.custom_code import guard
+from holdout.errors import InfeasibleError
 from holdout.learning.vector import ProposalFault, read_update
 from holdout.rules import mean
-from holdout.rules.rule import LEAVES_NOBODY_OUT, LieLine, Rule, RuleContext
+from holdout.rules.context import ReportingVoters, RuleContext, made_context
+from holdout.rules.rule import LEAVES_NOBODY_OUT, LieLine, Rule, checked_update
 
 STEP = 0.1
 GROWTH = 1.05
@@ -46,6 +47,8 @@ class DeployedRule:
     """Where the lies stand among all updates; without it they stand behind the honest ones."""
     tolerated: Callable[[int], int] | None = None
     """How many lies the rule expects among n updates, if some are rejected; without it always f."""
+    voters: Callable[[Sequence[int]], ReportingVoters] | None = None
+    """The voters of that context, for updates of which these are lies."""
 
     @property
     def leaves_nobody_out(self) -> bool:
@@ -62,6 +65,7 @@ class DeployedRule:
             self.f,
             ladder=strengths(max(tried, default=0.0)),
             context=self.context,
+            voters=self.voters,
         )
         if self.rule.rehearse is None or not self.rule.is_feasible(n=line.count, f=self.f):
             yield from [False] * len(tried)
@@ -79,32 +83,30 @@ class DeployedRule:
             read = read_update(lie, self.honest.shape[1])
             rows.insert(place, None if isinstance(read, ProposalFault) else read)
         valid = [row for row in rows if row is not None]
+        heard = [place for place, row in enumerate(rows) if row is not None]
+        told = [row for row, place in enumerate(heard) if place in places]
         if not valid:
             return None
         f = self.f if len(valid) == len(rows) or not self.tolerated else self.tolerated(len(valid))
         label = f"rule {self.rule.label!r}"
         try:
-            result: Tensor = guard(label, lambda: self._apply(torch.stack(valid), f))
+            result = guard(
+                label, lambda: self._apply(torch.stack(valid), f, told), self.rule.function
+            )
         except InfeasibleError:
             return None
-        plain = isinstance(result, Tensor) and result.is_floating_point()
-        if not plain or result.shape != self.honest.shape[1:]:
-            raise PluginError(
-                f"{label} must return floats of shape {tuple(self.honest.shape[1:])}; "
-                f"got {describe(result)}"
-            )
-        return result.detach().float().clone()
+        return checked_update(label, result, self.honest.shape[1:]).float().clone()
 
     def reaches(self, basis: Tensor, trials: Sequence[MixedLie], along: Tensor) -> list[float]:
         """How far the outcome of each trial goes along a direction."""
         return reaches_one_by_one(self, basis, trials, along)
 
-    def _apply(self, updates: Tensor, f: int) -> Tensor:
-        context = self.context() if self.context else None
+    def _apply(self, updates: Tensor, f: int, lies: Sequence[int]) -> Tensor:
+        context = made_context(self.context, self.voters, lies)
         prepared = self.rule.prepare(updates, f=f, context=context)
         if self.rule.choose is None:
             return self.rule.finish(prepared, f=f, context=context)
-        chosen = list(self.rule.choose(prepared, f))
+        chosen = list(self.rule.choice(prepared, f=f, context=context))
         return mean(prepared if len(chosen) == len(prepared) else prepared[chosen], f=0)
 
 

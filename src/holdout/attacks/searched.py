@@ -32,9 +32,23 @@ CLASSES = 3
 
 @dataclass(frozen=True, slots=True)
 class OptAlie:
-    """`Alie` with the strength, and the sign, that do most harm.
+    """`alie` with the strength, and the sign, that do most harm.
 
-    The gamma in the results has the sign: below zero, the lie is mu - |gamma| * sigma.
+        lie = μ + γ σ, the same from every liar
+        γ = ±0.1, ±0.15, ... ±gamma_max or 0, whose step through the deployed rule harms most
+
+    Harm is how far the step is from μ (`distance`), or the loss of samples that the liars hold
+    after it (`loss`). The γ in the results has the sign.
+
+    Source: after Allouah, Farhadkhani, Guerraoui, Gupta, Pinot, Stephan, 2023, Fixing by Mixing: A
+    Recipe for Optimal Byzantine ML under Heterogeneity, arXiv 2302.01772, which searches the
+    strength.
+
+    Needs: any rule, any model; the rule is run once for each strength.
+
+    Args:
+        gamma_max: The largest strength that is tried.
+        by: What counts as harm: `distance` or `loss`.
     """
 
     gamma_max: float = 30.0
@@ -47,9 +61,23 @@ class OptAlie:
 
 @dataclass(frozen=True, slots=True)
 class OptIpm:
-    """`InnerProduct` with the strength, and the sign, that do most harm.
+    """`ipm` with the strength, and the sign, that do most harm.
 
-    The gamma in the results has the sign: below zero, the lie is mu times |gamma|.
+        lie = -γ μ, the same from every liar
+        γ = ±0.1, ±0.15, ... ±gamma_max or 0, whose step through the deployed rule harms most
+
+    Harm is how far the step is from μ (`distance`), or the loss of samples that the liars hold
+    after it (`loss`). The γ in the results has the sign: below zero, the lie is |γ| μ.
+
+    Source: after Allouah, Farhadkhani, Guerraoui, Gupta, Pinot, Stephan, 2023, Fixing by Mixing: A
+    Recipe for Optimal Byzantine ML under Heterogeneity, arXiv 2302.01772, which searches the
+    strength.
+
+    Needs: any rule, any model; the rule is run once for each strength.
+
+    Args:
+        gamma_max: The largest strength that is tried.
+        by: What counts as harm: `distance` or `loss`.
     """
 
     gamma_max: float = 30.0
@@ -64,12 +92,21 @@ class OptIpm:
 class Greedy:
     """Of a list of lies the one after which the loss on held samples is largest.
 
-    Every lie is tried through the deployed rule. Those whose step goes furthest against the
-    gradient of the held samples are also tried on the samples themselves.
+        lies = multiples of μ, μ ± γ σ, a liar's own work alone or mixed with these, the way back to
+               the start, units in another order, single classes or all of them forgotten
+        step(l) = what the deployed rule makes of the lie l
+        lie = the l of largest loss at w - η step(l), of the `exact` whose steps go furthest against
+              the gradient of that loss
+
+    Source: this project.
+
+    Needs: any rule, any model; real-valued targets have no classes to forget.
+
+    Args:
+        exact: How many lies are tried on the samples.
     """
 
     exact: int = 8
-    """How many lies are tried on the samples."""
 
     def __call__(self, view: View) -> Lie:
         """A row for each Byzantine proposer."""
@@ -81,14 +118,23 @@ class Greedy:
 
 @dataclass(frozen=True, slots=True)
 class Jointly:
-    """`Greedy`, with what lying voters send chosen together with the lie.
+    """`greedy`, with what lying voters send chosen together with the lie.
 
-    Each lie is tried with each way to vote. Where ballots name proposals or the rule has no voters
-    this is `Greedy`: the liars then vote as `attack.voters` says.
+        (lie, messages) = the pair of largest loss after the step, searched as by `greedy`
+        messages = honest, reversed, against all, camouflaged, silence, or promoting the lie
+
+    Where ballots name proposals or the rule has no voters this is `greedy`: the liars then vote as
+    `attack.voters` says.
+
+    Source: this project.
+
+    Needs: any rule, any model; more than `greedy` only where ballots are joint.
+
+    Args:
+        exact: How many pairs are tried on the samples.
     """
 
     exact: int = 8
-    """How many pairs are tried on the samples."""
 
     def __call__(self, view: View) -> Lie:
         """A row for each Byzantine proposer, and one for each Byzantine voter."""
@@ -120,7 +166,7 @@ class Menu:
     def of(cls, view: View) -> Self:
         """What can be sent in this round."""
         x, y = view.held()
-        (slope,) = gradients(view.model, view.weights, [(x, y)])
+        (slope,) = gradients(view.model, view.weights, [(x, y)], loss=view.loss)
         usual = view.usual_norm
         rows: dict[str, Tensor] = {
             "mean": view.mean,
@@ -239,10 +285,13 @@ def _permuted(view: View) -> dict[str, Tensor]:
 
 def _class_slopes(view: View, x: Tensor, y: Tensor) -> dict[str, Tensor]:
     """Gradients of the classes that the model does worst on, worst first, at the usual length."""
-    losses = sample_losses(view.model, view.weights[None], x, y)[0].double()
+    if y.is_floating_point():  # Real-valued targets have no classes.
+        return {}
+    losses = sample_losses(view.model, view.weights[None], x, y, loss=view.loss)[0].double()
     mean_of = {int(label): float(losses[y == label].mean()) for label in torch.unique(y)}
     worst = sorted(mean_of, key=lambda label: -mean_of[label])[:CLASSES]
-    slopes = gradients(view.model, view.weights, [(x[y == c], y[y == c]) for c in worst])
+    batches = [(x[y == c], y[y == c]) for c in worst]
+    slopes = gradients(view.model, view.weights, batches, loss=view.loss)
     pairs = zip(worst, slopes, strict=True)
     return {f"{CLASS}{label}": of_length(slope, view.usual_norm) for label, slope in pairs}
 
@@ -270,7 +319,8 @@ def _losses_after(view: View, steps: list[Tensor]) -> list[float]:
     """The mean loss of the held samples after each step; what is not finite is infinite."""
     x, y = view.held()
     weights = view.weights - view.learning_rate * torch.stack(steps)
-    means = sample_losses(view.model, weights, x, y).mean(dim=1, dtype=torch.float64)
+    losses = sample_losses(view.model, weights, x, y, loss=view.loss)
+    means = losses.mean(dim=1, dtype=torch.float64)
     return [_finite_or_worst(loss) for loss in means.tolist()]
 
 

@@ -22,10 +22,25 @@ Gamma = float | Literal["adaptive", "krum", "krum-unsquared"]
 
 @dataclass(frozen=True, slots=True)
 class Alie:
-    """Algorithm 4, "a little is enough" (Baruch et al., 2019): mu + gamma * sigma.
+    """The mean of the honest updates, shifted by a little of their deviation in every coordinate.
 
-    `adaptive` inflates gamma against the deployed rule, `krum` against Krum whatever is deployed,
-    `krum-unsquared` against Krum as the authors' code computes it, which is what that code does.
+        μ[k], σ[k] = mean and deviation of the known honest updates' coordinate k
+        lie = μ + direction · γ σ, the same from every liar
+
+    A number for γ is taken as it is. `adaptive` is the largest γ whose lie the deployed rule still
+    selects (Algorithm 4 of the HoldOut SGD paper), `krum` the largest that Krum selects whatever is
+    deployed, `krum-unsquared` the same for Krum as the authors' code computes it.
+
+    Source: Baruch, Baruch, Goldberg, 2019, A Little Is Enough: Circumventing Defenses For
+    Distributed Learning, arXiv 1902.06156; Azulay, Raz, Globerson, Koren, Afek, 2020, arXiv
+    2008.04612.
+
+    Needs: any rule, any model. Where a rule leaves nobody out, `adaptive` is `gamma_max`.
+
+    Args:
+        gamma: The strength γ: a number, `adaptive`, `krum` or `krum-unsquared`.
+        gamma_max: The largest strength that is tried.
+        direction: 1 or -1, the sign of the shift.
     """
 
     gamma: Gamma = "adaptive"
@@ -41,7 +56,19 @@ class Alie:
 
 @dataclass(frozen=True, slots=True)
 class InnerProduct:
-    """Inner-product manipulation (Xie et al., 2019): -gamma * mu, gamma searched like Alie's."""
+    """The mean of the honest updates, reversed, so that the step has a negative product with it.
+
+        lie = -γ μ, the same from every liar; γ is searched as for `alie`
+
+    Source: Xie, Koyejo, Gupta, 2019, Fall of Empires: Breaking Byzantine-tolerant SGD by Inner
+    Product Manipulation, arXiv 1903.03936.
+
+    Needs: any rule, any model. Where a rule leaves nobody out, `adaptive` is `gamma_max`.
+
+    Args:
+        gamma: The strength γ: a number, `adaptive`, `krum` or `krum-unsquared`.
+        gamma_max: The largest strength that is tried.
+    """
 
     gamma: Gamma = "adaptive"
     gamma_max: float = 30.0
@@ -55,7 +82,18 @@ class InnerProduct:
 
 @dataclass(frozen=True, slots=True)
 class SignFlip:
-    """The honest mean with its sign flipped."""
+    """The mean of the honest updates with its sign flipped.
+
+        lie = -scale · μ, the same from every liar
+
+    Source: Li, Xu, Chen, Giannakis, Ling, 2019, RSA: Byzantine-Robust Stochastic Aggregation
+    Methods for Distributed Learning from Heterogeneous Datasets, arXiv 1811.03761.
+
+    Needs: any rule, any model.
+
+    Args:
+        scale: The length of the lie, in lengths of the mean.
+    """
 
     scale: float = 1.0
 
@@ -66,7 +104,17 @@ class SignFlip:
 
 @dataclass(frozen=True, slots=True)
 class Bomb:
-    """The honest mean with its sign flipped, so large that one accepted copy is enough."""
+    """The mean of the honest updates with its sign flipped, so long that one copy is enough.
+
+        lie = -scale · μ, the same from every liar
+
+    Source: this project; the sign flip at a length that ends the training of whoever averages it.
+
+    Needs: any rule, any model.
+
+    Args:
+        scale: The length of the lie, in lengths of the mean.
+    """
 
     scale: float = 1e4
 
@@ -79,8 +127,21 @@ class Bomb:
 class Rescale:
     """An honest step, to weights that compute the same function but average badly.
 
-    ReLU is positively homogeneous: a layer times `factor` and the next one divided by it leave the
-    function alone. The candidate's own loss is perfect; the mean with other updates is ruined.
+        W_1, b_1, W_2 = the first two layers of w - η μ
+        target = w - η μ with c W_1, c b_1 and W_2 / c in their places
+        lie = (w - target) / η, the same from every liar
+
+    ReLU is positively homogeneous: a layer times c and the next one divided by c leave the function
+    alone. The candidate's own loss is perfect; the mean with other updates is ruined.
+
+    Source: this project; the symmetry is that of Dinh, Pascanu, Bengio, Bengio, 2017, Sharp Minima
+    Can Generalize For Deep Nets, arXiv 1703.04933.
+
+    Needs: an nn.Sequential whose first two layers with weights (Linear, Conv2d) have only ReLU,
+    pooling and Flatten between them.
+
+    Args:
+        factor: c.
     """
 
     factor: float = 1000.0
@@ -100,7 +161,19 @@ class Rescale:
 
 @dataclass(frozen=True, slots=True)
 class Permute:
-    """An honest step, to a network whose hidden units are in another order."""
+    """An honest step, to a network whose hidden units are in another order.
+
+        W_1, b_1, W_2 = the first two layers of w - η μ; π = a random order of the units between
+        target = w - η μ with the rows of W_1 and b_1, and the columns of W_2, in the order π
+        lie = (w - target) / η, the same from every liar
+
+    The candidate computes the same function; the mean with other updates does not.
+
+    Source: this project.
+
+    Needs: an nn.Sequential whose first two layers with weights (Linear, Conv2d) have only ReLU,
+    pooling and Flatten between them.
+    """
 
     def check_model(self, model: nn.Module) -> None:
         """Refuse a model without such layers, before anything is run."""
@@ -121,7 +194,18 @@ class Permute:
 
 @dataclass(frozen=True, slots=True)
 class Gaussian:
-    """Noise, drawn separately for each Byzantine proposer."""
+    """Noise, drawn separately for each liar.
+
+        lie_i[k] = scale · z, z standard normal
+
+    Source: Blanchard, El Mhamdi, Guerraoui, Stainer, 2017, Machine Learning with Adversaries:
+    Byzantine Tolerant Gradient Descent, arXiv 1703.02757.
+
+    Needs: any rule, any model.
+
+    Args:
+        scale: The deviation of each coordinate.
+    """
 
     scale: float = 1.0
 
@@ -133,9 +217,19 @@ class Gaussian:
 
 @dataclass(frozen=True, slots=True)
 class LabelFlip:
-    """Honest work on poisoned data: each label y becomes classes - 1 - y."""
+    """Honest work on poisoned data.
 
-    def poison_labels(self, labels: Tensor, classes: int) -> Tensor:
+        y -> classes - 1 - y for a label
+        y -> y_min + y_max - y for a real-valued target, over all training rows
+        lie_i = what the liar's own training gives with these
+
+    Source: Fang, Cao, Jia, Gong, 2020, Local Model Poisoning Attacks to Byzantine-Robust Federated
+    Learning, arXiv 1911.11815.
+
+    Needs: any rule, any model.
+    """
+
+    def poison_labels(self, labels: Tensor, classes: int | None) -> Tensor:
         """The labels that Byzantine workers hold."""
         return flip_labels(labels, classes)
 
@@ -146,10 +240,20 @@ class LabelFlip:
 
 @dataclass(frozen=True, slots=True)
 class Mimic:
-    """All repeat one honest worker's update, to give it undue weight (Karimireddy, 2022)."""
+    """All liars repeat one honest worker's update, to give its data undue weight.
+
+        lie = x_t, t = target mod the number of known honest updates
+
+    Source: Karimireddy, He, Jaggi, 2022, Byzantine-Robust Learning on Heterogeneous Datasets via
+    Bucketing, arXiv 2006.09365. There the worker is the one along whose data the updates vary most.
+
+    Needs: any rule, any model; it harms where workers hold different data.
+
+    Args:
+        target: Which of the known updates, counted from 0 and wrapping around.
+    """
 
     target: int = 0
-    """Which of the known updates, counted from 0 and wrapping around."""
 
     def __call__(self, view: View) -> Lie:
         """The same vector from every Byzantine proposer."""
@@ -158,7 +262,14 @@ class Mimic:
 
 @dataclass(frozen=True, slots=True)
 class Zero:
-    """A zero update: harmless alone, a drag in numbers."""
+    """Nothing at all: harmless alone, a drag in numbers.
+
+        lie = 0, the same from every liar
+
+    Source: this project.
+
+    Needs: any rule, any model.
+    """
 
     def __call__(self, view: View) -> Lie:
         """The same vector from every Byzantine proposer."""
@@ -167,7 +278,14 @@ class Zero:
 
 @dataclass(frozen=True, slots=True)
 class NotANumber:
-    """Junk: NaN, infinities, the largest numbers there are, wrong shapes, silence, in turn."""
+    """Junk of every kind, in turn, that no server may choke on.
+
+        lie_i = NaN, ∞, -∞, the largest float, its negative, μ with one NaN, d + 1 zeros, silence
+
+    Source: this project.
+
+    Needs: any rule, any model.
+    """
 
     def __call__(self, view: View) -> Lie:
         """One kind of junk after the other."""
@@ -188,12 +306,16 @@ class NotANumber:
         return Lie([kinds[i % len(kinds)] for i in range(view.count)])
 
 
-def flip_labels(labels: Tensor, classes: int) -> Tensor:
-    """Each label y as classes - 1 - y.
+def flip_labels(labels: Tensor, classes: int | None) -> Tensor:
+    """Each label y as classes - 1 - y; a real-valued target, mirrored in the range of all.
 
     >>> flip_labels(torch.tensor([0, 3, 9]), 10).tolist()
     [9, 6, 0]
+    >>> flip_labels(torch.tensor([[1.0], [2.0], [5.0]]), None).tolist()
+    [[5.0], [4.0], [1.0]]
     """
+    if classes is None:
+        return labels.amin(0) + labels.amax(0) - labels
     return classes - 1 - labels
 
 

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from holdout import device
 from holdout.ids import RoundNumber
+from holdout.learning.losses import CROSS_ENTROPY, Loss
 from holdout.seeds import Stream
 
 
@@ -40,7 +41,7 @@ class Deployed(Protocol):
 
     @property
     def leaves_nobody_out(self) -> bool:
-        """Whether every update counts, so that no strength is too much (mean, a custom rule)."""
+        """Whether every update counts, so that no strength is too much (the mean)."""
 
     def selects(
         self, base: Tensor, direction: Tensor, strengths: Sequence[float]
@@ -108,8 +109,16 @@ def dense(mixtures: Mixtures, basis: Tensor) -> list[Tensor]:
     return vectors
 
 
+Batch = tuple[Tensor, Tensor]
+"""Samples and their labels."""
+
+
 def _no_messages() -> Tensor:
     return device.empty(0, 0)
+
+
+def _no_batches() -> Sequence[Sequence[Batch]]:
+    return ()
 
 
 @dataclass(frozen=True, eq=False)
@@ -165,11 +174,15 @@ class View:
     """Random integers that only this attack draws, decided by the seed and the round."""
     run_source: Stream
     """The same, decided by the seed alone: every round of a run finds the same integers."""
+    loss: Loss = CROSS_ENTROPY
+    """What training lowers and voters judge by."""
     messages: Callable[[], Tensor] = _no_messages
     """(h, d) honest voters' joint ballots, as far as the coalition sees them; no rows where ballots
     are not joint."""
     own_messages: Callable[[], Tensor] = _no_messages
     """What the coalition's voters would send if they were honest, a row each; likewise."""
+    own_batches: Callable[[], Sequence[Sequence[Batch]]] = _no_batches
+    """For each of its proposers the mini-batches behind its honest update, one a local step."""
 
     @cached_property
     def mean(self) -> Tensor:

@@ -12,6 +12,7 @@ import sys
 from collections.abc import Callable, Sequence
 
 from holdout import __version__, interrupts
+from holdout.commands import list as list_command
 from holdout.commands import plan, report, reproduce, run, shared, simulate
 from holdout.errors import UserError
 from holdout.node.commands import add_commands as add_node_commands
@@ -21,6 +22,7 @@ COMMANDS: Sequence[Callable[[shared.Subparsers], None]] = (
     reproduce.add_command,
     report.add_command,
     plan.add_command,
+    list_command.add_command,
     simulate.add_command,
     add_node_commands,
 )

@@ -41,16 +41,19 @@ def _figure_in(folder: Path) -> str | None:
 def _report_run(folder: Path) -> None:
     from holdout.experiments.curves import final_table, group
     from holdout.experiments.headlines import unfinished
-    from holdout.experiments.report import write_report
+    from holdout.experiments.report import notes_in, write_report
     from holdout.results import read_run
     from holdout.terminal import print_table
 
     page = write_report(folder)
     found = read_run(folder)
-    missing = unfinished(group(found.rows), found.config)
+    curves = group(found.rows)
+    missing = unfinished(curves, found.config)
     for sentence in missing:
         print_note(sentence)
     print_table(final_table(found.rows), folder.resolve().name, so_far=bool(missing))
+    for note in notes_in(folder, found, curves):
+        print(f"note: {note}")
     print(f"report: {page}")
 
 

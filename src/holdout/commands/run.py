@@ -1,12 +1,20 @@
 """`holdout run`: one experiment, from a config, or the built-in demo."""
 
 import argparse
+import sys
 import tomllib
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from holdout.commands.shared import Subparsers, add_settings, explain_resuming, print_note
+from holdout.commands.shared import (
+    EXIT_FAILURE,
+    EXIT_OK,
+    Subparsers,
+    add_settings,
+    explain_resuming,
+    print_note,
+)
 
 
 def add_command(commands: Subparsers) -> None:
@@ -26,6 +34,11 @@ def add_command(commands: Subparsers) -> None:
     parser.add_argument(
         "--resume", action="store_true", help="continue an interrupted run of the same config"
     )
+    parser.add_argument(
+        "--changed-code",
+        action="store_true",
+        help="with --resume: go on although custom code has changed; the report says so",
+    )
     parser.set_defaults(run=_run)
 
 
@@ -34,9 +47,12 @@ def demo_values() -> dict[str, Any]:
     return tomllib.loads(files("holdout.experiments").joinpath("demo.toml").read_text("utf-8"))
 
 
-def _run(options: argparse.Namespace) -> None:
+def _run(options: argparse.Namespace) -> int:
     from holdout import config, results
+    from holdout.errors import RunFailed, UserError
 
+    if options.changed_code and not options.resume:
+        raise UserError("--changed-code is for --resume: a new run takes the code as it is")
     folder: Path | None = options.out
     if options.config is not None:
         values = config.read_file(options.config)
@@ -50,6 +66,13 @@ def _run(options: argparse.Namespace) -> None:
     from holdout.folder_names import claim_path, last_path
     from holdout.terminal import print_table, watching
 
+    said: list[str] = []
+
+    def say(note: str) -> None:
+        said.append(note)
+        print_note(note)
+
+    failed = None
     with watching() as watch:
         plan = make_plan(values)
         name = plan.config.experiment.name
@@ -59,8 +82,23 @@ def _run(options: argparse.Namespace) -> None:
         # The folder holds its config, so nothing else needs to be given again.
         again = ["holdout", "run", "--out", str(folder), "--resume"]
         with explain_resuming(folder / results.CONFIG, again):
-            result = run_plan(
-                plan, out=folder, resume=options.resume, watch=watch(""), say=print_note
-            )
+            try:
+                result = run_plan(
+                    plan,
+                    out=folder,
+                    resume=options.resume,
+                    watch=watch(""),
+                    say=say,
+                    changed_code=options.changed_code,
+                )
+            except RunFailed as error:
+                result, failed = error.result, error
     print_table(result.table(), name)
+    for note in result.notes:
+        if note not in said:
+            print(f"note: {note}")
     print(f"report: {folder / 'report.html'}")
+    if failed is not None:
+        print(f"holdout: {failed}", file=sys.stderr)
+        return EXIT_FAILURE
+    return EXIT_OK

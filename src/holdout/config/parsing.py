@@ -18,6 +18,9 @@ from holdout.shares import write_share
 BYTES_MAX = 1 << 20
 """A longer file, such as one without an end, is no config."""
 
+RULES = "rules"
+"""The section that holds a table for each rule."""
+
 Relation: TypeAlias = tuple[tuple[str, ...], bool, str]
 """The keys involved, whether they fit, and what to say if not."""
 
@@ -110,18 +113,34 @@ def apply_settings(values: Mapping[str, Any], settings: list[str]) -> dict[str, 
     problems = []
     for setting in settings:
         key, equals, text = setting.partition("=")
-        parts = key.strip().split(".")
-        if not equals or len(parts) != 2 or not all(parts):  # noqa: PLR2004
+        parts = _path(key.strip())
+        if not equals or len(parts) < 2 or not all(parts):  # noqa: PLR2004
             problems.append(f"--set {setting}: must be section.key=value")
             continue
-        section = result.setdefault(parts[0], {})
+        *path, last = parts
+        section: Any = result
+        for name in path:
+            section = section.setdefault(name, {}) if isinstance(section, dict) else None
         if isinstance(section, dict):
-            section[parts[1]] = _read_value(text.strip())
+            section[last] = _read_value(text.strip())
         else:
-            problems.append(f"--set {setting}: {parts[0]} is not a section")
+            problems.append(f"--set {setting}: {'.'.join(path)} is not a section")
     if problems:
         raise ConfigError([*problems, *parse(result).problems])
     return result
+
+
+def _path(key: str) -> list[str]:
+    """The names that lead to a value; that of a rule may hold dots itself.
+
+    >>> _path("data.alpha"), _path("rules.my.module:trim.keep"), _path("data.alpha.beta")
+    (['data', 'alpha'], ['rules', 'my.module:trim', 'keep'], [])
+    """
+    section, _, rest = key.partition(".")
+    if section == RULES and "." in rest:
+        name, _, parameter = rest.rpartition(".")
+        return [section, name, parameter]
+    return [section, rest] if "." not in rest else []
 
 
 def _read_value(text: str) -> Any:
@@ -131,6 +150,19 @@ def _read_value(text: str) -> Any:
         return text
     # Text with a line break could smuggle in more than one value.
     return values["value"] if len(values) == 1 else text
+
+
+_CUSTOM = 'custom code as "package.module:name"'
+_MEANT: Mapping[str, str] = {
+    "attack.gamma": 'must be a non-negative number, "adaptive", "krum" or "krum-unsquared"',
+    "data.augment": f"must be {_CUSTOM}",
+    "data.partition": "must be 'iid', 'balanced', 'dirichlet', 'shards', 'gamma', 'extreme', "
+    f"'quantity', 'file' or {_CUSTOM}",
+    "experiment.device": "must be 'cpu', 'cuda', 'cuda:1' or another number, or 'mps'",
+    "training.loss": f"must be 'cross-entropy', 'mse' or {_CUSTOM}",
+    "training.schedule": f"must be 'constant', 'inverse', 'step', 'cosine' or {_CUSTOM}",
+}
+"""What to say where a type does not say it well: of unions and patterns."""
 
 
 def _describe(
@@ -147,15 +179,17 @@ def _describe(
             return f"{key}{given}: unknown key{_suggest(section, names)}"
         case "model_type" | "model_attributes_type":
             message = "must be a section"
+        case "dict_type":
+            message = "must be a table of parameters"
         case "too_short" | "string_too_short":
             message = "must not be empty"
+        case _ if key in _MEANT:
+            message = _MEANT[key]
         case "string_pattern_mismatch":
             message = (
                 "must consist of letters, digits, '.', '_' and '-', "
                 "and start with a letter or digit"
             )
-        case _ if key == "attack.gamma":
-            message = 'must be a non-negative number, "adaptive", "krum" or "krum-unsquared"'
     return f"{key} = {value!r}: {message}"
 
 
@@ -177,12 +211,7 @@ def _deep_copy(values: Mapping[str, Any]) -> dict[str, Any]:
 
 def _relations(config: Config) -> list[Relation]:
     """How the values must fit each other, whatever each is by itself."""
-    data, training, federation, vote = (
-        config.data,
-        config.training,
-        config.federation,
-        config.vote,
-    )
+    federation, vote = config.federation, config.vote
     workers, proposers, voters = federation.workers, federation.proposers, federation.voters
     rules, seeds = config.experiment.rules, config.experiment.seeds
     drawn = ("federation.proposers", "federation.voters", "federation.workers")
@@ -231,18 +260,7 @@ def _relations(config: Config) -> list[Relation]:
             f"of voters needs {honest_needed} honest workers; got federation.workers = {workers}, "
             f"federation.byzantine = {write_share(federation.byzantine)}",
         ),
-        (
-            ("training.batch_size", "data.samples_per_worker"),
-            training.batch_size <= data.samples_per_worker,
-            f"training.batch_size = {training.batch_size}: must be at most "
-            f"data.samples_per_worker = {data.samples_per_worker}",
-        ),
-        (
-            ("vote.samples", "data.samples_per_worker"),
-            vote.samples <= data.samples_per_worker,
-            f"vote.samples = {vote.samples}: must be at most data.samples_per_worker = "
-            f"{data.samples_per_worker}",
-        ),
+        *_size_relations(config),
         (
             ("vote.scoring", "vote.bound"),
             vote.scoring == "exact" or vote.bound,
@@ -250,6 +268,58 @@ def _relations(config: Config) -> list[Relation]:
             "ever longer updates",
         ),
         *_mode_relations(config),
+    ]
+
+
+def _size_relations(config: Config) -> list[Relation]:
+    """How training and its data must fit; sizes that were not given are chosen later, to fit."""
+    data, training, vote = config.data, config.training, config.vote
+    given = {
+        key: value
+        for section, key, value in (
+            (training, "training.batch_size", training.batch_size),
+            (vote, "vote.samples", vote.samples),
+        )
+        if key.partition(".")[2] in section.model_fields_set
+    }
+    unequal = data.partition in ("quantity", "file") or ":" in data.partition
+    return [
+        *(
+            (
+                (key, "data.samples_per_worker", "data.partition"),
+                unequal or value <= data.samples_per_worker,
+                f"{key} = {value}: must be at most data.samples_per_worker = "
+                f"{data.samples_per_worker}",
+            )
+            for key, value in given.items()
+        ),
+        (
+            ("data.partition", "data.partition_file"),
+            data.partition != "file" or data.partition_file is not None,
+            "data.partition = 'file': data.partition_file must name the file",
+        ),
+        (
+            ("training.local_steps", "training.local_epochs"),
+            not training.local_epochs or training.local_steps == 1,
+            f"training.local_epochs = {training.local_epochs}: must be 0 where "
+            f"training.local_steps = {training.local_steps} says how far a proposer goes",
+        ),
+        (
+            ("training.schedule", "training.milestones"),
+            training.schedule != "step" or bool(training.milestones),
+            "training.schedule = 'step': training.milestones must name at least one round",
+        ),
+        (
+            ("training.milestones",),
+            training.milestones == sorted(set(training.milestones)),
+            f"training.milestones = {training.milestones}: must grow from one to the next",
+        ),
+        (
+            ("training.learning_rate_min", "training.learning_rate"),
+            training.schedule != "cosine" or training.learning_rate_min <= training.learning_rate,
+            f"training.learning_rate_min = {training.learning_rate_min}: must be at most "
+            f"training.learning_rate = {training.learning_rate}",
+        ),
     ]
 
 

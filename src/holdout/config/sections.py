@@ -46,6 +46,8 @@ Share = Annotated[
 ]
 Count = Annotated[int, Field(ge=1)]
 Name = Annotated[str, StringConstraints(min_length=1)]
+CustomName = Annotated[str, StringConstraints(pattern=r"^[^\s:]+:[^\s:]+$")]
+DeviceName = Annotated[str, StringConstraints(pattern=r"^(cpu|cuda(:[0-9]{1,3})?|mps)$")]
 FolderName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$")]
 
 
@@ -84,11 +86,13 @@ class ExperimentSection(Section):
     seeds: Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1)] = [0]
     """Every seed draws different liars, shards, committees and initial weights."""
     evaluate_every: Count = 5
-    """After how many rounds test accuracy is measured; it always is after the last one."""
+    """After how many rounds the model is measured on the test rows; it always is after the last."""
     baseline: bool = True
     """Also run the mean without attack, the upper bound."""
     threads: Annotated[int, Field(ge=0, le=1024)] = 0
     """Threads of torch; 0 means one per core. Too many are far slower on shared cores."""
+    device: DeviceName = "cpu"
+    """Where torch computes: `cpu`, `cuda`, `cuda:1`, ... or `mps`."""
 
 
 class DataSection(Section):
@@ -100,14 +104,33 @@ class DataSection(Section):
     """The folder with the files; without it the cache is used, filled by a checked download."""
     normalise: bool = True
     """Shift and scale each channel by the mean and deviation of the training rows."""
-    partition: Literal["iid", "balanced", "dirichlet", "shards"] = "iid"
-    """How labels are spread over the workers."""
+    partition: (
+        Literal["iid", "balanced", "dirichlet", "shards", "gamma", "extreme", "quantity", "file"]
+        | CustomName
+    ) = "iid"
+    """How rows are spread over the workers: `iid`; `balanced`, `dirichlet`, `shards`, `gamma` and
+    `extreme` by their labels; `quantity` unequally many; `file`; or "package.module:name"."""
     alpha: Annotated[float, Field(gt=0)] = 0.5
-    """For `dirichlet`: the smaller, the fewer labels a worker sees."""
+    """For `dirichlet`: the smaller, the fewer labels a worker sees. For `quantity`: the smaller,
+    the more unequal the sizes."""
     labels_per_worker: Count = 2
     """For `shards`: how many labels a worker sees."""
+    gamma: Annotated[float, Field(ge=0, le=1)] = 0.5
+    """For `gamma`: the share of a worker's rows that is drawn at random; the others are sorted by
+    label. 1 is as good as `iid`, 0 is `extreme`."""
+    partition_file: Name | None = None
+    """For `file`: a JSON list with a list of row numbers for each worker, or an npz file with an
+    array for each, named 0, 1, ..."""
     samples_per_worker: Count = 2000
-    """The paper's m. A worker holds no row twice; two workers may hold the same row."""
+    """The paper's m; for `quantity` the mean. If you give none: 2000, or what the data set allows
+    (half of it, if it has fewer rows; where no two workers hold the same row, a fair share). No
+    worker holds a row twice. A `file` or custom code sets its own sizes."""
+    augment: CustomName | None = None
+    """Changes each batch of training, never what voters judge by or what is tested:
+    "package.module:name", a function (x, y, generator) -> (x, y)."""
+    root_samples: Annotated[int, Field(ge=0)] = 0
+    """How many clean training rows the server holds for itself, for rules that ask them (`fltrust`,
+    `zeno`, a custom one); workers may hold the same rows. 0: none."""
 
 
 class ModelSection(Section):
@@ -121,13 +144,30 @@ class TrainingSection(Section):
     """The SGD step."""
 
     batch_size: Count = 83
-    """The paper's B."""
+    """The paper's B. If you give none: 83, or what the largest shard allows. A worker that holds
+    fewer rows takes all of them."""
     learning_rate: Annotated[float, Field(gt=0)] = 0.1
     """The paper's eta."""
-    schedule: Literal["constant", "inverse"] = "constant"
-    """With `inverse`, eta_t = learning_rate / t, the theorem's 1 / (2 alpha t)."""
+    schedule: Literal["constant", "inverse", "step", "cosine"] | CustomName = "constant"
+    """How eta_t follows from eta: `constant`; `inverse`, eta / t, the theorem's 1 / (2 alpha t);
+    `step`; `cosine`; or "package.module:name", a function (t, rounds, eta) -> eta_t. Without a
+    server t counts steps, not rounds."""
+    milestones: list[Count] = []
+    """For `step`: after each of these rounds the rate is multiplied by `factor`."""
+    factor: Annotated[float, Field(gt=0)] = 0.1
+    """For `step`: what the rate is multiplied by."""
+    learning_rate_min: Annotated[float, Field(ge=0)] = 0.0
+    """For `cosine`: where the rate would be one round after the last."""
+    loss: Literal["cross-entropy", "mse"] | CustomName = "cross-entropy"
+    """What training lowers and voters judge by: `cross-entropy` for labels, `mse` for real-valued
+    targets, or "package.module:name", a function (outputs, targets) -> a loss for each sample."""
+    weight_decay: Annotated[float, Field(ge=0)] = 0.0
+    """Adds this times the weights to each gradient of training; voters judge without it."""
     local_steps: Count = 1
     """How many steps of SGD a proposer takes; with more than one it sends a pseudo-gradient."""
+    local_epochs: Annotated[int, Field(ge=0)] = 0
+    """How many passes over its own rows a proposer makes, in place of `local_steps`; 0: none. With
+    unequal shards a pass has more steps for some than for others."""
     momentum: Annotated[float, Field(ge=0, lt=1)] = 0.0
     """Momentum of the server's step; voters still judge w - eta * g."""
     worker_momentum: Annotated[float, Field(ge=0, lt=1)] = 0.0
@@ -153,6 +193,8 @@ class FederationSection(Section):
     """Nobody both proposes and votes. Without a server draws are independent, so it is false."""
     redraw_until_honest_majority: bool = False
     """Draw again until most are honest, as the authors' experiments do; no real server can."""
+    worker: Name | None = None
+    """What takes the place of each honest worker: "package.module:name", called with it."""
 
     @property
     def byzantine_workers(self) -> int:
@@ -176,7 +218,8 @@ class VoteSection(Section):
     """How voters judge."""
 
     samples: Count = 2000
-    """How many of its samples a voter judges by, drawn afresh each round; the paper's m_c."""
+    """How many of its samples a voter judges by, drawn afresh each round; the paper's m_c. If you
+    give none: 2000, or what the largest shard allows. A voter that holds fewer takes all."""
     screen: bool = True
     """For `holdout`: lies that agree with each other more than honest updates do lose weight."""
     memory: Annotated[float, Field(ge=0, lt=1)] = 0.9
@@ -233,6 +276,18 @@ class AttackSection(Section):
         return dict(self.__pydantic_extra__ or {})
 
 
+class RulesSection(Section):
+    """Parameters of rules and pre-aggregations: a table for each, by its name."""
+
+    model_config = ConfigDict(extra="allow")
+    __pydantic_extra__: dict[str, dict[str, Annotated[Any, BeforeValidator(_plain)]]]
+
+    @property
+    def tables(self) -> Mapping[str, Mapping[str, object]]:
+        """For each name the parameters of the function that it stands for."""
+        return dict(self.__pydantic_extra__ or {})
+
+
 class Config(Section):
     """A whole experiment: every key with its type, range and default, checked and immutable.
 
@@ -254,10 +309,17 @@ class Config(Section):
     federation: FederationSection = FederationSection()
     vote: VoteSection = VoteSection()
     attack: AttackSection = AttackSection()
+    rules: RulesSection = RulesSection()
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values, complete: what `config.toml` and `summary.json` hold."""
-        return self.model_dump(exclude_none=True)
+        values = self.model_dump(exclude_none=True)
+        # A run without such parameters has no such section.
+        return {key: value for key, value in values.items() if key != "rules" or value}
+
+    def as_given(self) -> dict[str, Any]:
+        """Only what was given: the rest is open, and may be chosen to fit the data."""
+        return self.model_dump(exclude_none=True, exclude_unset=True)
 
     def as_toml(self) -> str:
         """The same values as a TOML document."""

@@ -14,6 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
+from types import MappingProxyType
 
 import numpy as np
 import torch
@@ -27,14 +28,29 @@ from holdout.data.files import Arrays
 from holdout.dotted import resolve
 from holdout.errors import DataError, UserError
 from holdout.seeds import stream
+from holdout.tracebacks import summary_of, with_place
 
-NAMES = ("mnist", "cifar10", "mnist-5k", "idx", "npz")
+DATA_SETS: Mapping[str, str] = MappingProxyType(
+    {
+        "mnist": "70,000 digits of 28 x 28 pixels, from data.path or the cache",
+        "cifar10": "60,000 photos of 32 x 32 pixels, from data.path or the cache",
+        "mnist-5k": "5,000 of MNIST's digits, which come with a dependency: no files, no network",
+        "idx": "four files in MNIST's format, in the folder data.path",
+        "npz": "arrays x_train, y_train, x_test and y_test in the file data.path",
+    }
+)
+"""The data sets that a config names in `data.name`."""
+
+NAMES = tuple(DATA_SETS)
 
 # Of training images, their labels, test images, their labels: the order of the files.
 _IDX_DIMENSIONS = (3, 1, 3, 1)
 
 # A label is the number of a class. Beyond this it is more likely an identifier or a measurement.
 _CLASSES_MAX = 1 << 16
+
+STRATA = 10
+"""Real-valued targets stand in as many groups of equal size, where a partition asks for labels."""
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -52,13 +68,13 @@ class Dataset:
     x_train: Tensor
     """(n, *shape) of float32."""
     y_train: Tensor
-    """(n,) of int64, from 0 to classes - 1."""
+    """(n,) of int64, from 0 to classes - 1; real-valued targets are (n, k) of float32."""
     x_test: Tensor
     """Rows like those of x_train."""
     y_test: Tensor
     """Labels like those of y_train."""
-    classes: int
-    """How many labels there are."""
+    classes: int | None
+    """How many labels there are; None if targets are real-valued."""
 
     def __post_init__(self) -> None:
         _check_part(self.name, "train", self.x_train, self.y_train, self.classes)
@@ -68,13 +84,35 @@ class Dataset:
                 f"{self.name}: rows of x_train and x_test need one shape; "
                 f"got {self.shape} and {tuple(self.x_test.shape[1:])}"
             )
-        if self.classes < 2:  # noqa: PLR2004
+        if self.classes is None and self.y_train.shape[1:] != self.y_test.shape[1:]:
+            raise DataError(
+                f"{self.name}: y_train and y_test need equally many targets; "
+                f"got {self.outputs} and {self.y_test.shape[1]}"
+            )
+        if self.classes is not None and self.classes < 2:  # noqa: PLR2004
             raise DataError(f"{self.name}: a data set needs at least 2 classes; got {self.classes}")
 
     @property
     def shape(self) -> tuple[int, ...]:
         """The shape of one row, such as (1, 28, 28)."""
         return tuple(self.x_train.shape[1:])
+
+    @property
+    def outputs(self) -> int:
+        """How many numbers a model gives for a row: one for each class, or for each target."""
+        return self.y_train.shape[1] if self.classes is None else self.classes
+
+    def strata(self) -> tuple[NDArray[np.int64], int]:
+        """The label of each training row, and how many there are, as partitions use them.
+
+        Rows with real-valued targets are labelled by the tenth that their first target is in.
+        """
+        if self.classes is not None:
+            return device.to_numpy(self.y_train), self.classes
+        order = np.argsort(device.to_numpy(self.y_train[:, 0]), kind="stable")
+        labels = np.empty(len(order), np.int64)
+        labels[order] = np.arange(len(order)) * STRATA // len(order)
+        return labels, STRATA
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -104,6 +142,7 @@ def load(
     normalise: bool = True,
     cache: Path | None = None,
     mirrors: Mapping[str, str] | None = None,
+    real_targets: bool | None = False,
 ) -> Dataset:
     """The data set of that name; a `DataError` if it cannot be loaded.
 
@@ -114,13 +153,14 @@ def load(
         normalise: Shift and scale each channel by the training rows' mean and deviation.
         cache: The folder of the cache, if not the usual one.
         mirrors: For each name, the address to download from, if not the usual one.
+        real_targets: Whether y holds real-valued targets, not labels; None: if they are floats.
 
     >>> dataset = load("mnist-5k")
     >>> dataset.x_train.shape, dataset.classes
     (torch.Size([4000, 1, 28, 28]), 10)
     """
     if ":" in name:
-        dataset = _call_loader(name)
+        dataset = _call_loader(name, real_targets)
     elif name in SOURCES:
         dataset = _load_known(SOURCES[name], path, cache, (mirrors or {}).get(name))
     elif name == "mnist-5k":
@@ -129,17 +169,35 @@ def load(
         dataset = _load_idx(_required(name, path))
     elif name == "npz":
         file = _npz_file(_required(name, path))
-        dataset = _named(name, file, files.read_npz(file))
+        dataset = _named(name, file, files.read_npz(file), real_targets)
     else:
         known = ", ".join(NAMES)
         raise DataError(
             f'data.name must be one of {known} or "package.module:loader"; got "{name}"'
         )
+    if real_targets and dataset.classes is not None:
+        raise DataError(
+            f"{name}: its labels are classes, and this loss needs real-valued targets, as an npz "
+            "file or a loader of your own gives them"
+        )
     return standardised(dataset) if normalise else dataset
 
 
-def dataset_of(name: str, arrays: Arrays, classes: int | None = None) -> Dataset:
+def dataset_of(
+    name: str, arrays: Arrays, classes: int | None = None, *, real_targets: bool | None = False
+) -> Dataset:
     """Arrays as a data set: bytes are scaled to [0, 1], images get a channel axis, floats stay."""
+    if real_targets is None:
+        real_targets = arrays.y_train.dtype.kind == "f"
+    if real_targets:
+        return Dataset(
+            name,
+            _images(name, "x_train", arrays.x_train),
+            _targets(name, "y_train", arrays.y_train),
+            _images(name, "x_test", arrays.x_test),
+            _targets(name, "y_test", arrays.y_test),
+            classes=None,
+        )
     y_train = _labels(name, "y_train", arrays.y_train)
     y_test = _labels(name, "y_test", arrays.y_test)
     if classes is None:
@@ -151,19 +209,34 @@ def dataset_of(name: str, arrays: Arrays, classes: int | None = None) -> Dataset
     return Dataset(name, x_train, y_train, x_test, y_test, classes)
 
 
-def dataset_from(name: str, made: object) -> Dataset:
+def dataset_from(name: str, made: object, *, real_targets: bool | None = False) -> Dataset:
     """The data set that a user hands over: as a Dataset, or as its four numpy or torch arrays."""
     match made:
         case Dataset():
-            return made
+            return _placed(made)
         case (x_train, y_train, x_test, y_test):
             parts = zip(Arrays._fields, (x_train, y_train, x_test, y_test), strict=True)
-            return dataset_of(name, Arrays(*(_array(name, part, x) for part, x in parts)))
+            arrays = Arrays(*(_array(name, part, x) for part, x in parts))
+            return dataset_of(name, arrays, real_targets=real_targets)
         case _:
             raise DataError(
                 f"{name}: must be a Dataset or (x_train, y_train, x_test, y_test); "
                 f"got {type(made).__name__}"
             )
+
+
+def _placed(dataset: Dataset) -> Dataset:
+    """The data set on our device."""
+    x, y, x_test, y_test = dataset.x_train, dataset.y_train, dataset.x_test, dataset.y_test
+    if all(map(device.is_here, (x, y, x_test, y_test))):
+        return dataset
+    return replace(
+        dataset,
+        x_train=device.move(x),
+        y_train=device.move(y),
+        x_test=device.move(x_test),
+        y_test=device.move(y_test),
+    )
 
 
 def standardised(dataset: Dataset) -> Dataset:
@@ -250,12 +323,12 @@ def _load_idx(folder: Path) -> Dataset:
     return _named("idx", folder, Arrays(*arrays))
 
 
-def _named(name: str, path: Path, arrays: Arrays) -> Dataset:
+def _named(name: str, path: Path, arrays: Arrays, real_targets: bool | None = False) -> Dataset:
     """The data set of a user's file or folder; what is wrong with it is told with its path."""
-    return replace(dataset_of(str(path), arrays), name=name)
+    return replace(dataset_of(str(path), arrays, real_targets=real_targets), name=name)
 
 
-def _call_loader(name: str) -> Dataset:
+def _call_loader(name: str, real_targets: bool | None) -> Dataset:
     loader = resolve(name)
     if not callable(loader):
         raise DataError(f"{name}: a loader must be callable; got {type(loader).__name__}")
@@ -264,8 +337,9 @@ def _call_loader(name: str) -> Dataset:
     except UserError:
         raise
     except Exception as error:  # It is the user's code: anything may come out.
-        raise DataError(f"{name}: the loader raised {type(error).__name__}: {error}") from error
-    return dataset_from(name, made)
+        message = f"{name}: the loader raised {summary_of(error)}"
+        raise DataError(with_place(message, error, loader)) from error
+    return dataset_from(name, made, real_targets=real_targets)
 
 
 def _required(name: str, path: Path | None) -> Path:
@@ -313,10 +387,21 @@ def _labels(name: str, part: str, y: NDArray[np.generic]) -> Tensor:
     return device.from_numpy(y.astype(np.int64))
 
 
-def _check_part(name: str, part: str, x: Tensor, y: Tensor, classes: int) -> None:
+def _targets(name: str, part: str, y: NDArray[np.generic]) -> Tensor:
+    """Real-valued targets as columns, a single one too."""
+    if y.dtype.kind not in "biuf" or y.ndim not in (1, 2):
+        raise DataError(f"{name}: {part} needs numbers, (n,) or (n, k); got {y.dtype} {y.shape}")
+    with np.errstate(over="ignore"):  # What does not fit is infinite, and refused as such.
+        columns = np.array(y, dtype=np.float32, order="C").reshape(len(y), -1)
+    return device.from_numpy(columns)
+
+
+def _check_part(name: str, part: str, x: Tensor, y: Tensor, classes: int | None) -> None:
     if not isinstance(x, Tensor) or x.dtype != torch.float32 or x.ndim < 2:  # noqa: PLR2004
         raise DataError(f"{name}: x_{part} must be float32 (n, ...); got {_describe(x)}")
-    if not isinstance(y, Tensor) or y.dtype != torch.int64 or y.ndim != 1:
+    if classes is None:
+        _check_targets(name, part, y)
+    elif not isinstance(y, Tensor) or y.dtype != torch.int64 or y.ndim != 1:
         raise DataError(f"{name}: y_{part} must be int64 (n,); got {_describe(y)}")
     if len(x) != len(y):
         raise DataError(f"{name}: x_{part} has {len(x)} rows, y_{part} has {len(y)} labels")
@@ -325,10 +410,21 @@ def _check_part(name: str, part: str, x: Tensor, y: Tensor, classes: int) -> Non
     # A NaN anywhere becomes both extremes.
     if not all(bool(extreme.isfinite()) for extreme in x.aminmax()):
         raise DataError(f"{name}: x_{part} must be finite; it holds NaN or infinite values")
+    if classes is None:
+        return
     low, high = (int(extreme) for extreme in y.aminmax())
     if low < 0 or high >= classes:
         found = low if low < 0 else high
         raise DataError(f"{name}: y_{part} must be from 0 to {classes - 1}; it holds {found}")
+
+
+def _check_targets(name: str, part: str, y: Tensor) -> None:
+    if not isinstance(y, Tensor) or y.dtype != torch.float32 or y.ndim != 2:  # noqa: PLR2004
+        raise DataError(f"{name}: y_{part} must be float32 (n, k); got {_describe(y)}")
+    if y.numel() == 0:
+        raise DataError(f"{name}: y_{part} is empty: {_describe(y)}")
+    if not all(bool(extreme.isfinite()) for extreme in y.aminmax()):
+        raise DataError(f"{name}: y_{part} must be finite; it holds NaN or infinite values")
 
 
 def _describe(value: object) -> str:

@@ -230,10 +230,11 @@ def _read_members(archive: zipfile.ZipFile, path: Path) -> Arrays:
     total = sum(info.file_size for info in infos)
     if total > BYTES_MAX:
         raise DataError(f"{path}: at most {BYTES_MAX} bytes are read; its index claims {total}")
-    return Arrays(*(_read_npy(archive, info, path) for info in infos))
+    return Arrays(*(read_npy(archive, info, path) for info in infos))
 
 
-def _read_npy(archive: zipfile.ZipFile, info: zipfile.ZipInfo, path: Path) -> NDArray[np.generic]:
+def read_npy(archive: zipfile.ZipFile, info: zipfile.ZipInfo, path: Path) -> NDArray[np.generic]:
+    """One array of an npz file, of plain numbers alone."""
     with archive.open(info) as stream:
         content = read_at_most(
             stream, info.file_size + 1

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from statistics import fmean
 
 from holdout.experiments.curves import CurveResult, Series
-from holdout.experiments.figures import Look, accuracy_range, has_many
+from holdout.experiments.figures import Look, has_many, shown_range
+from holdout.metrics import Metric
 
 SIDE = 1000  # Curves are drawn in a square of this side, and stretched.
 COLUMNS = 11
@@ -49,6 +50,22 @@ class Quantity:
     unit: str = ""
     is_level: bool = True
     """Whether the last value says most; else the mean over the rounds does."""
+    metric: Metric | None = None
+    """What an evaluation measures, if this is that; a page has it where some round has it."""
+
+    @classmethod
+    def of(cls, metric: Metric, title: str, *, axis: str | None = None) -> "Quantity":
+        """The chart of what an evaluation measures; without an axis, with the metric's."""
+        unit = f" {metric.unit}" if metric.unit else ""
+        return cls(
+            key=metric.key,
+            title=title,
+            axis=axis or metric.axis,
+            scale=metric.scale,
+            decimals=metric.digits,
+            unit=unit,
+            metric=metric,
+        )
 
     @property
     def name(self) -> str:
@@ -114,7 +131,8 @@ def chart_html(
     ]
     if not drawn:
         return '<p class="aside">Nothing recorded.</p>'
-    low, high = accuracy_range(curves) if quantity.key == "accuracy" else _range(drawn)
+    metric = quantity.metric
+    low, high = _range(drawn) if metric is None else shown_range(curves, metric)
     axes = _Axes(quantity, last, low, high)
     # A small chart for each, and no bands in the large one.
     many = has_many(curves)
@@ -144,8 +162,8 @@ class _Axes:
         return number / (1.015 * self.last)
 
     def y(self, value: float) -> float:
-        """A value's place, as a share from the top."""
-        return 1 - (value - self.low) / (self.high - self.low)
+        """A value's place, as a share from the top; what is below the foot lies on it."""
+        return 1 - max(0.0, value - self.low) / (self.high - self.low)
 
 
 def _range(drawn: Sequence[Drawn]) -> tuple[float, float]:

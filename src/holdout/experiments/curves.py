@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from statistics import fmean, stdev
 from typing import Any
 
-from holdout.results import MOVED
+from holdout.curve_rows import MOVED
+from holdout.metrics import ACCURACY, MAE_KEY, Metric, metric_of
 from holdout.rules import find_rule
 from holdout.voting import VOTES
 
@@ -17,6 +18,8 @@ Round = Mapping[str, Any]
 
 NO_ATTACK = "none"
 BASELINE = ("mean", NO_ATTACK)
+MISSING_MAX = 0.1
+"""The share of honest proposals of which more may not be missing without a word in the table."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +56,16 @@ class CurveResult:
         """How many seeds ended in numbers that are not finite."""
         return sum(lines[-1].get("outcome") == "diverged" for lines in self.seeds.values())
 
+    @property
+    def honest_missing(self) -> float:
+        """The share of the honest proposals that are missing."""
+        return _missing_share(self.rounds)
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether in a seed every honest proposal is missing."""
+        return any(_missing_share(lines) == 1 for lines in self.seeds.values())
+
     def line(self, key: str, *, scale: float = 1.0) -> Series:
         """What the rounds hold under a key, over the seeds; rounds without it are left out."""
         found: dict[int, list[float]] = {}
@@ -72,6 +85,8 @@ class CurveResult:
 class TableRow:
     """Where a curve ends. Accuracy and spread are shares of 1; the drop is in points of 100.
 
+    A regression has an R2 in place of the accuracy; spread and drop are then differences of R2.
+
     Example:
         >>> import holdout
         >>> row = holdout.TableRow("Krum", "krum", "alie", 1, 0.25, None, 64.0, 3.5, 0.0, 0)
@@ -88,7 +103,7 @@ class TableRow:
     seeds: int
     """How many seeds it has."""
     accuracy: float | None
-    """The mean over the seeds of the last accuracy measured."""
+    """The mean over the seeds of the last accuracy measured; none in a regression."""
     spread: float | None
     """The standard deviation over the seeds; none for a single one."""
     drop: float | None
@@ -99,21 +114,50 @@ class TableRow:
     """Rounds without a step, per seed."""
     diverged: int
     """Seeds that ended in numbers that are not finite."""
+    honest_missing: float = 0.0
+    """The share of the honest proposals that never arrived, since custom workers failed."""
+    metric: Metric = ACCURACY
+    """What curves are compared by: accuracy or R2."""
+    r2: float | None = None
+    """The mean over the seeds of the last R2 measured; none in a classification."""
+    mae: float | None = None
+    """The same of the mean absolute error."""
+    attack_success: float | None = None
+    """Of triggered test rows, the share that is misread as the attack wants it: the mean over the
+    seeds where it was last measured; none for attacks without a trigger."""
+
+    @property
+    def measured(self) -> float | None:
+        """The accuracy, or the R2 of a regression."""
+        return self.accuracy if self.metric is ACCURACY else self.r2
 
     def cells(self) -> tuple[str, str, str, str]:
         """What a table for people says: rule, without attack, under attack, drop."""
-        accuracy = self.accuracy_text()
+        measured = self.measured_text()
         if self.attack == NO_ATTACK:
-            return self.label, accuracy, "", ""
-        drop = "" if self.drop is None else f"{self.drop:.1f} points"
-        return self.label, "", accuracy, drop
+            return self.label, measured, "", ""
+        drop = "" if self.drop is None else self.metric.difference(self.drop)
+        return self.label, "", measured, drop
 
-    def accuracy_text(self) -> str:
-        """Mean, spread and whether a seed diverged, such as "88.0 % ± 0.4"."""
-        if self.accuracy is None:
-            return "-"
-        spread = "" if self.spread is None else f" ± {100 * self.spread:.1f}"
-        return f"{100 * self.accuracy:.1f} %{spread}{' (diverged)' * bool(self.diverged)}"
+    def measured_text(self) -> str:
+        """Mean, spread and what went wrong, such as "88.0 % ± 0.4 (diverged)"."""
+        wrong = " (diverged)" * bool(self.diverged) + self.missing_text()
+        if self.measured is None:
+            return f"-{wrong}"
+        spread = "" if self.spread is None else f" ± {self.metric.number(self.spread)}"
+        error = "" if self.mae is None else f" (MAE {self.mae:.3g})"
+        return f"{self.metric.text(self.measured)}{spread}{error}{wrong}"
+
+    def missing_text(self) -> str:
+        """The share of honest proposals that are missing; nothing if it is a tenth or less."""
+        if self.honest_missing <= MISSING_MAX:
+            return ""
+        # Rounded down: only where all are missing it says so.
+        return f" ({math.floor(100 * self.honest_missing)} % missing)"
+
+    def success_text(self) -> str:
+        """How often the attack succeeds, such as "97.1 %"."""
+        return "-" if self.attack_success is None else f"{100 * self.attack_success:.1f} %"
 
 
 def group(rounds: Iterable[Round]) -> list[CurveResult]:
@@ -127,6 +171,16 @@ def group(rounds: Iterable[Round]) -> list[CurveResult]:
         CurveResult(rule, attack, label(rule, attack, name_attack=several), found[rule, attack])
         for rule, attack in sorted(found, key=lambda key: key != BASELINE)
     ]
+
+
+def measures_success(curves: Iterable[CurveResult]) -> bool:
+    """Whether the success of an attack was measured in any round."""
+    return any(curve.line("attack_success").rounds for curve in curves)
+
+
+def has_success(rows: Iterable[TableRow]) -> bool:
+    """Whether a table needs a column for how often the attack succeeds."""
+    return any(row.attack_success is not None for row in rows)
 
 
 def name_of(rule: str) -> str:
@@ -156,15 +210,20 @@ def label(rule: str, attack: str, *, name_attack: bool = False) -> str:
 def final_table(rounds: Iterable[Round]) -> list[TableRow]:
     """Where each curve ends, in the order of `group`."""
     curves = group(rounds)
-    ends = [_final_accuracies(curve) for curve in curves]
+    metric = metric_of(line for curve in curves for line in curve.rounds)
+    ends = [_last_measured(curve, metric.key) for curve in curves]
     upper = next(
         (fmean(e) for curve, e in zip(curves, ends, strict=True) if curve.is_baseline and e), None
     )
-    return [_row(curve, end, upper) for curve, end in zip(curves, ends, strict=True)]
+    return [_row(curve, metric, end, upper) for curve, end in zip(curves, ends, strict=True)]
 
 
-def _row(curve: CurveResult, ends: Sequence[float], upper: float | None) -> TableRow:
-    accuracy = fmean(ends) if ends else None
+def _row(
+    curve: CurveResult, metric: Metric, ends: Sequence[float], upper: float | None
+) -> TableRow:
+    measured = fmean(ends) if ends else None
+    errors = _last_measured(curve, MAE_KEY)
+    successes = _last_measured(curve, "attack_success")
     lines = curve.rounds
     accepted = [
         value for line in lines if (value := _finite(line.get("byzantine_selected"))) is not None
@@ -175,19 +234,32 @@ def _row(curve: CurveResult, ends: Sequence[float], upper: float | None) -> Tabl
         rule=curve.rule,
         attack=curve.attack,
         seeds=len(curve.seeds),
-        accuracy=accuracy,
+        accuracy=measured if metric is ACCURACY else None,
         spread=stdev(ends) if len(ends) > 1 else None,
-        drop=None if accuracy is None or upper is None else 100 * (upper - accuracy),
+        drop=None if measured is None or upper is None else metric.scale * (upper - measured),
         byzantine_accepted_per_round=fmean(accepted) if accepted else None,
         empty_rounds=empty / len(curve.seeds),
         diverged=curve.diverged,
+        metric=metric,
+        r2=None if metric is ACCURACY else measured,
+        mae=fmean(errors) if errors else None,
+        honest_missing=curve.honest_missing,
+        attack_success=fmean(successes) if successes else None,
     )
 
 
-def _final_accuracies(curve: CurveResult) -> list[float]:
-    """The last accuracy measured, of each seed that has one."""
+def _missing_share(lines: Sequence[Round]) -> float:
+    missing = sum(line.get("honest_missing") or 0 for line in lines)
+    if not missing:
+        return 0.0
+    drawn = sum(len(line["proposers"]) - (line["byzantine_proposers"] or 0) for line in lines)
+    return float(missing / drawn)
+
+
+def _last_measured(curve: CurveResult, key: str) -> list[float]:
+    """The last number measured under a key, of each seed that has one."""
     strands = (
-        [value for line in lines if (value := _finite(line.get("accuracy"))) is not None]
+        [value for line in lines if (value := _finite(line.get(key))) is not None]
         for lines in curve.seeds.values()
     )
     return [strand[-1] for strand in strands if strand]

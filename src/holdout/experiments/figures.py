@@ -1,4 +1,4 @@
-"""The figure for a paper: test accuracy over the rounds, as PNG bytes; and how curves look.
+"""The figure for a paper: test accuracy (or R2) over the rounds, as PNG bytes; and how curves look.
 
 The colours follow Okabe and Ito's, which the colour-blind can tell apart, darkened until they stand
 out from white by 3 to 1. Curves that share a colour differ in dash and in marker, and neighbours
@@ -20,7 +20,8 @@ from matplotlib.lines import Line2D
 from matplotlib.style import context
 from matplotlib.ticker import MaxNLocator
 
-from holdout.experiments.curves import NO_ATTACK, CurveResult, name_of
+from holdout.experiments.curves import NO_ATTACK, CurveResult, measures_success, name_of
+from holdout.metrics import ACCURACY, ATTACK_SUCCESS, Metric, metric_of
 from holdout.voting import VOTES
 
 SIZE_INCHES = (7.2, 4.0)
@@ -144,15 +145,24 @@ def looks_of_rules(panels: Sequence[Sequence[CurveResult]]) -> dict[str, Look]:
 
 
 def accuracy_png(curves: Sequence[CurveResult]) -> bytes:
-    """The accuracy of every curve over the rounds; the same curves give the same bytes."""
+    """The accuracy, or R2, of every curve over the rounds; the same curves give the same bytes.
+
+    Where the success of an attack was measured, it is drawn below.
+    """
+    metric = metric_of(line for curve in curves for line in curve.rounds)
     # The user's matplotlib settings must not change the picture.
     with context(SETTINGS):
+        success = measures_success(curves)
         width, height = SIZE_INCHES
-        height = max(height, LEGEND_INCHES * (len(curves) + 3))
+        height = max(height * (1 + success), LEGEND_INCHES * (len(curves) + 3))
         figure = Figure(figsize=(width, height), dpi=DPI, layout="constrained")
-        axes = _prepared(figure.add_subplot())
-        axes.set_ylabel("test accuracy (%)")
-        drawn = _draw(axes, curves, looks(curves))
+        axes = _prepared(figure.add_subplot(1 + success, 1, 1))
+        axes.set_ylabel(metric.axis)
+        drawn = _draw(axes, curves, looks(curves), metric)
+        if success:
+            below = _prepared(figure.add_subplot(2, 1, 2))
+            below.set_ylabel("attack success (%)")
+            _draw(below, curves, looks(curves), ATTACK_SUCCESS)
         if drawn:
             _add_legend(figure, curves, drawn)
         else:
@@ -168,20 +178,20 @@ def panels_png(panels: Sequence[tuple[str, Sequence[CurveResult]]]) -> bytes:
     with context(SETTINGS):
         figure = Figure(figsize=(width, SIZE_INCHES[1]), dpi=DPI, layout="constrained")
         entries: dict[str, tuple[float, str, Line2D]] = {}
-        heights = accuracy_range([curve for _, curves in panels for curve in curves])
+        heights = shown_range([curve for _, curves in panels for curve in curves], ACCURACY)
         for place, (title, curves) in enumerate(panels, start=1):
             axes = _prepared(figure.add_subplot(1, len(panels), place))
             lines = [textwrap.fill(line, TITLE_CHARACTERS_MAX) for line in title.splitlines()]
             axes.set_title("\n".join(lines))
             if place == 1:
-                axes.set_ylabel("test accuracy (%)")
+                axes.set_ylabel(ACCURACY.axis)
             # The title names the attack.
             shown = [c if c.is_baseline else replace(c, label=name_of(c.rule)) for c in curves]
             chosen = [
                 look if curve.is_baseline else by_rule.get(curve.rule, look)
                 for curve, look in zip(shown, looks(shown), strict=True)
             ]
-            entries |= {entry[1]: entry for entry in _draw(axes, shown, chosen)}
+            entries |= {entry[1]: entry for entry in _draw(axes, shown, chosen, ACCURACY)}
             # Side by side, equal heights must mean equal accuracies.
             axes.set_ylim(*heights)
         if entries:
@@ -206,13 +216,13 @@ def _png(figure: Figure) -> bytes:
 
 
 def _draw(
-    axes: Axes, curves: Sequence[CurveResult], chosen: Sequence[Look]
+    axes: Axes, curves: Sequence[CurveResult], chosen: Sequence[Look], metric: Metric
 ) -> list[tuple[float, str, Line2D]]:
-    """Draw the curves; the final accuracy, label and line of each that has a measured round."""
+    """Draw the curves; the final height, label and line of each that has a measured round."""
     drawn = []
     rounds_max = 1
     for place, (curve, look) in enumerate(zip(curves, chosen, strict=True)):
-        line = curve.line("accuracy", scale=100.0)
+        line = curve.line(metric.key, scale=metric.scale)
         if not line.rounds:
             continue
         # HoldOut and the upper bound lie on top, where curves coincide.
@@ -238,7 +248,7 @@ def _draw(
         drawn.append((line.mean[-1], curve.label, artist))
         rounds_max = max(rounds_max, line.rounds[-1])
     if drawn:
-        axes.set_ylim(*accuracy_range(curves))
+        axes.set_ylim(*shown_range(curves, metric))
         axes.set_xlim(0, rounds_max * 1.015)
         axes.xaxis.set_major_locator(MaxNLocator("auto", integer=True, steps=[1, 2, 5, 10]))
     return drawn
@@ -249,13 +259,14 @@ def has_many(curves: Sequence[CurveResult]) -> bool:
     return sum(not curve.is_baseline for curve in curves) > MANY
 
 
-def accuracy_range(curves: Sequence[CurveResult]) -> tuple[float, float]:
-    """The lowest and highest accuracy that an axis must show, in per cent."""
-    lines = [curve.line("accuracy", scale=100.0) for curve in curves]
-    low = min((value for line in lines for value in line.low), default=0.0)
-    high = max((value for line in lines for value in line.high), default=100.0)
-    margin = max(2.0, 0.05 * (high - low))
-    return max(0.0, low - margin), min(100.5, high + margin)
+def shown_range(curves: Sequence[CurveResult], metric: Metric) -> tuple[float, float]:
+    """The lowest and highest value that an axis must show, scaled."""
+    lines = [curve.line(metric.key, scale=metric.scale) for curve in curves]
+    least, most = metric.scale * metric.shown_min, metric.scale
+    low = max(least, min((value for line in lines for value in line.low), default=least))
+    high = max(low, max((value for line in lines for value in line.high), default=most))
+    margin = max(0.02 * most, 0.05 * (high - low))
+    return max(least, low - margin), min(1.005 * most, high + margin)
 
 
 def _add_legend(

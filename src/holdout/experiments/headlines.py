@@ -12,30 +12,28 @@ from holdout.experiments.curves import (
     label,
     name_of,
 )
+from holdout.metrics import ACCURACY, metric_of
 from holdout.shares import byzantine_count, read_share
 from holdout.voting import VOTES
-
-# A difference smaller than what the page prints does not count.
-LEVEL_POINTS = 0.05
 
 OTHERS = 2  # The prominence of rules that are not votes.
 
 
 def headline(rows: Sequence[TableRow], config: Mapping[str, Any], *, complete: bool) -> str:
     """One sentence for each attack: where HoldOut stands, how far below the unattacked mean."""
-    measured = [row for row in rows if row.accuracy is not None]
-    if not measured:
+    found = [row for row in rows if row.measured is not None]
+    if not found:
         return "No round was evaluated yet: there is no result to state."
-    attacks = list(dict.fromkeys(row.attack for row in measured if row.attack != NO_ATTACK))
+    attacks = list(dict.fromkeys(row.attack for row in found if row.attack != NO_ATTACK))
     sentences = [
         _sentence(
-            [row for row in measured if row.attack == attack],
+            [row for row in found if row.attack == attack],
             f"Under {attack}{_liars(config)}",
             complete=complete,
         )
         for attack in attacks
     ]
-    return " ".join(sentences) or _sentence(measured, "Without attack", complete=complete)
+    return " ".join(sentences) or _sentence(found, "Without attack", complete=complete)
 
 
 def unfinished(curves: Sequence[CurveResult], config: Mapping[str, Any]) -> list[str]:
@@ -69,53 +67,47 @@ def cautions(curves: Sequence[CurveResult]) -> list[str]:
     for curve in curves:
         found.extend(
             f"{curve.label}, seed {seed}: diverged in round {lines[-1]['round']}; "
-            "the accuracy stated is the last one measured."
+            f"the {metric_of(curve.rounds).name} stated is the last one measured."
             for seed, lines in curve.seeds.items()
             if lines[-1].get("outcome") == "diverged"
         )
     return found
 
 
-def percent(share: float) -> str:
-    r"""A share of 1 as people read it, never broken between number and sign.
-
-    >>> percent(0.8837)
-    '88.4\xa0%'
-    """
-    return f"{100 * share:.1f}\N{NO-BREAK SPACE}%"
-
-
 def _sentence(rows: Sequence[TableRow], opening: str, *, complete: bool) -> str:
     lead = min(rows, key=_eminence)
     verb = "ends" if complete else "stands so far"
-    said = f"{opening}, {_name(lead)} {verb} at {_accuracy(lead)}{_distance(lead)}"
-    others = [f"{_name(row)} at {_accuracy(row)}" for row in rows if row is not lead]
+    said = f"{opening}, {_name(lead)} {verb} at {_measured(lead)}{_distance(lead)}"
+    others = [f"{_name(row)} at {_measured(row)}" for row in rows if row is not lead]
     return "; ".join(filter(None, [said, ", ".join(others)])) + "."
 
 
 def _eminence(row: TableRow) -> tuple[int, float]:
     """The sort key that puts first what the reader came for: HoldOut, then the best."""
     prominence = VOTES[row.rule].prominence if row.rule in VOTES else OTHERS
-    return prominence, -(row.accuracy or 0.0)
+    return prominence, -(row.measured or 0.0)
 
 
 def _name(row: TableRow) -> str:
     return "the mean" if row.rule == "mean" else name_of(row.rule)
 
 
-def _accuracy(row: TableRow) -> str:
-    assert row.accuracy is not None  # noqa: S101
+def _measured(row: TableRow) -> str:
+    """What was measured, as people read it, never broken between number and sign."""
+    assert row.measured is not None  # noqa: S101
     diverged = f" (diverged in {row.diverged} of {row.seeds})" if row.diverged else ""
-    return percent(row.accuracy) + diverged
+    name = "" if row.metric is ACCURACY else f"{row.metric.name}\N{NO-BREAK SPACE}"
+    return name + row.metric.text(row.measured, space="\N{NO-BREAK SPACE}") + diverged
 
 
 def _distance(row: TableRow) -> str:
     if row.drop is None or (row.rule, row.attack) == BASELINE:
         return ""
-    if abs(row.drop) < LEVEL_POINTS:
+    # A difference smaller than what the page prints does not count.
+    if abs(row.drop) < 0.5 * 10**-row.metric.digits:
         return ", level with the mean without attack"
     side = "below" if row.drop > 0 else "above"
-    return f", {abs(row.drop):.1f} points {side} the mean without attack"
+    return f", {row.metric.difference(abs(row.drop))} {side} the mean without attack"
 
 
 def _liars(config: Mapping[str, Any]) -> str:

@@ -27,7 +27,12 @@ SAVED = 4
 """How often a state is in memory while its checkpoint is written."""
 TABLES = 4
 """How many tables of all pairs of updates there are at once."""
-BY_COORDINATE = frozenset({"mean", "median", "trimmed-mean", "mean-around-median"})
+BY_COORDINATE = frozenset(
+    {
+        *("mean", "median", "trimmed-mean", "mean-around-median"),
+        *("centered-clipping", "norm-bound-mean", "fltrust", "zeno"),
+    }
+)
 """Rules that never look at pairs of updates."""
 
 CGROUP = Path("/sys/fs/cgroup")

@@ -16,8 +16,8 @@ from pathlib import Path
 from threading import Event, Lock
 from typing import Any
 
-from holdout import results
-from holdout.errors import RunFolderError
+from holdout import device, results
+from holdout.errors import RunFolderError, UserError
 from holdout.experiments.checkpoints import (
     Place,
     check_fit,
@@ -25,7 +25,9 @@ from holdout.experiments.checkpoints import (
     restore,
     to_checkpoint,
 )
+from holdout.experiments.code_record import refuse_changes, sources_of, store
 from holdout.experiments.plan import ExperimentPlan
+from holdout.experiments.rule_trial import try_rules
 from holdout.experiments.runner import (
     Progress,
     Result,
@@ -77,17 +79,29 @@ class _Work:
 
 def run_together(jobs: Sequence[Job]) -> list[Result]:
     """Run all experiments; each result equals that of its experiment alone with `threads = 1`."""
+    for job in jobs:
+        try_rules(job.plan)
     with ExitStack() as stack:
+        stack.enter_context(device.using(_device_of(jobs)))
         works = [_open(stack, job) for job in jobs]
         _run_curves(works)
         return [_put_together(work) for work in works]
+
+
+def _device_of(jobs: Sequence[Job]) -> str:
+    names = sorted({job.plan.config.experiment.device for job in jobs})
+    if len(names) != 1:
+        raise UserError(f"experiments that run together need one device; got {', '.join(names)}")
+    return names[0]
 
 
 def _open(stack: ExitStack, job: Job) -> _Work:
     config = job.plan.config
     if not job.resume:
         folder = stack.enter_context(results.create(job.out, config.as_toml()))
+        store(folder, sources_of(job.plan))
         return _Work(job, folder, Place(0), [])
+    refuse_changes(job.out, sources_of(job.plan))
     check = partial(_check, job.plan, curves=range(len(job.plan.curves)))
     opened = results.resume(job.out, config.as_dict(), check=check)
     folder, checkpoint = stack.enter_context(opened)
@@ -146,6 +160,11 @@ def _raise_first(futures: Sequence[Future[None]]) -> None:
 
 
 def _run(work: _Work, number: int, watch: Watch) -> None:
+    with device.widths():
+        _run_there(work, number, watch)
+
+
+def _run_there(work: _Work, number: int, watch: Watch) -> None:
     plan, place = work.job.plan, work.place
     if number not in work.curves_apart:
         run_curve(plan, place, work.folder, [], watch)
@@ -174,7 +193,7 @@ def _put_together(work: _Work) -> Result:
     for number in range(len(plan.curves)):
         shutil.rmtree(work.folder_of(number), ignore_errors=True)
     rounds = results.read_run(work.job.out).rows
-    return finish(plan, rounds, folder, work.notes, threads=THREADS)
+    return finish(plan, rounds, folder, aside=work.notes, threads=THREADS)
 
 
 class _Count:

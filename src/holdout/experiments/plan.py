@@ -1,7 +1,8 @@
 """From a config to what will be run: mistakes reported, data loaded, nothing done yet."""
 
+import copy
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -9,22 +10,26 @@ import torch
 from torch import Tensor
 
 from holdout import device
-from holdout.attacks import Attack
+from holdout.attacks import Attack, Triggering
 from holdout.config import Config, parse
-from holdout.custom_code import describe
+from holdout.custom_code import describe, guard, untouched
 from holdout.data.datasets import Dataset, Shard, dataset_from, load, standardised
-from holdout.data.partitions import partition
-from holdout.errors import ConfigError, DataError, ModelError, PluginError
+from holdout.dotted import resolve
+from holdout.errors import ConfigError, DataError, ModelError, PluginError, UserError
 from holdout.experiments.memory import bytes_free, too_much
 from holdout.experiments.plugins import Plugins
 from holdout.experiments.resolve_names import Lookups
+from holdout.experiments.sizes_fit import fit_sizes, shards_of, with_fewest_rows
+from holdout.federation.root_set import draw_root
 from holdout.federation.round_setup import Curve, Federation
 from holdout.ids import WorkerId
 from holdout.learning import vector
+from holdout.learning.losses import Loss, find_loss
 from holdout.learning.models import ModelFactory, build
+from holdout.rules import Rule
 from holdout.seeds import stream
 from holdout.voting import draw_byzantine
-from holdout.workers import HonestWorker, Recipe, Worker
+from holdout.workers import HonestWorker, Recipe, Worker, is_plain
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -45,17 +50,23 @@ class ExperimentPlan:
         byzantine: frozenset[WorkerId] = frozenset()
         if curve.act is not None:
             byzantine = draw_byzantine(workers, config.federation.byzantine_workers, seed)
+        loss = find_loss(config.training.loss)
         model = self.model(seed)
         return Federation(
             config=config,
             seed=seed,
             model=model,
             initial_weights=vector.flatten(model),
-            workers=self._workers(curve, seed, model, byzantine),
+            workers=self._workers(curve, seed, model, byzantine, loss),
             labels=dataset.y_train,
             byzantine=byzantine,
             x_test=dataset.x_test,
             y_test=dataset.y_test,
+            loss=loss,
+            pool=(dataset.x_train, dataset.y_train, dataset.x_test, dataset.y_test),
+            classes=dataset.classes,
+            root=draw_root(dataset.x_train, dataset.y_train, config.data.root_samples, seed=seed),
+            trigger=self._trigger,
         )
 
     def model(self, seed: int) -> torch.nn.Module:
@@ -63,27 +74,29 @@ class ExperimentPlan:
         return build(
             self.factory,
             self.dataset.shape,
-            self.dataset.classes,
+            self.dataset.outputs,
             seed=stream(seed, "weights").generator_seed(),
         )
 
+    @property
+    def _trigger(self) -> Triggering | None:
+        return self.attack if isinstance(self.attack, Triggering) else None
+
+    @property
+    def attack(self) -> Attack | None:
+        """What liars do; None if nobody lies."""
+        return next((curve.act for curve, _ in self.curves if curve.act is not None), None)
+
     def _workers(
-        self, curve: Curve, seed: int, model: torch.nn.Module, byzantine: frozenset[WorkerId]
+        self,
+        curve: Curve,
+        seed: int,
+        model: torch.nn.Module,
+        byzantine: frozenset[WorkerId],
+        loss: Loss,
     ) -> list[Worker]:
-        config, dataset = self.config, self.dataset
-        rows = partition(
-            config.data.partition,
-            device.to_numpy(dataset.y_train),
-            workers=config.federation.workers,
-            samples_per_worker=config.data.samples_per_worker,
-            classes=dataset.classes,
-            seed=seed,
-            alpha=config.data.alpha,
-            labels_per_worker=config.data.labels_per_worker,
-        )
-        recipe = Recipe(
-            config.training.batch_size, config.training.local_steps, config.vote.samples
-        )
+        dataset = self.dataset
+        rows, recipe = shards_of(self.config, dataset, seed), _recipe(self.config, loss)
         poisoned = _poisoned(curve.act, dataset)
         workers: list[Worker] = []
         for number, rows_of_one in enumerate(rows):
@@ -98,33 +111,57 @@ class ExperimentPlan:
     def _custom_worker(self, worker: HonestWorker) -> Worker:
         if self.plugins.worker is None:
             return worker
-        try:
-            made = self.plugins.worker(worker)
-        except Exception as error:
-            raise PluginError(f"custom worker raised {type(error).__name__}: {error}") from error
+        factory, shard = self.plugins.worker, worker.shard
+        # Whatever it does to the model and the rows that it is given, others have their own.
+        given = replace(
+            worker,
+            model=copy.deepcopy(worker.model),
+            shard=replace(shard, rows=shard.rows.clone()),
+        )
+        with untouched("custom worker", (shard.x, shard.y)):
+            made: Worker = guard("custom worker", lambda: factory(given), factory)
         if not all(callable(getattr(made, name, None)) for name in ("propose", "vote")):
             raise PluginError(f"custom worker must have propose and vote; got {type(made)!r}")
-        return made
+        # Workers that are computed together share a model.
+        return replace(made, model=worker.model) if is_plain(made) else made
+
+
+def _recipe(config: Config, loss: Loss) -> Recipe:
+    training, augment = config.training, config.data.augment
+    found: Any = None if augment is None else resolve(augment)
+    return Recipe(
+        training.batch_size,
+        training.local_steps,
+        config.vote.samples,
+        local_epochs=training.local_epochs,
+        weight_decay=training.weight_decay,
+        loss=loss,
+        augment=found,
+    )
 
 
 def make_plan(config: Config | Mapping[str, Any], plugins: Plugins | None = None) -> ExperimentPlan:
     """Look everything up and load the data; a ConfigError lists all mistakes found."""
     plugins = plugins or Plugins()
-    values = config.as_dict() if isinstance(config, Config) else dict(config)
+    values = config.as_given() if isinstance(config, Config) else dict(config)
     parsed = parse(_with_names(values, plugins))
     # Before anything is tried with these numbers, though with the smallest of all models.
-    _check_memory(parsed.config, 1, parsed.problems)
+    _check_memory(with_fewest_rows(parsed.config), 1, parsed.problems)
     lookups = Lookups(parsed, plugins)
     lookups.check_custom_names()
     curves = lookups.curves()
     factory = lookups.factory()
+    plugins = replace(plugins, worker=lookups.worker())
     lookups.data_name()
-    if parsed.problems or lookups.problems:
-        raise ConfigError([*parsed.problems, *lookups.problems])
-    config = parsed.config
-    dataset = _load(config, plugins)
-    plan = ExperimentPlan(config, curves, plugins, factory, dataset)
-    _check_fit(plan)
+    lookups.custom_settings()
+    config, problems = parsed.config, [*parsed.problems, *lookups.problems]
+    if problems:
+        raise ConfigError([*problems, *_more_problems(config, plugins, problems)])
+    with device.using(config.experiment.device):
+        dataset = _load(config, plugins)
+        fitted, misfits = fit_sizes(config, dataset)
+        plan = ExperimentPlan(fitted, curves, plugins, factory, dataset)
+        _check_fit(plan, misfits)
     return plan
 
 
@@ -134,12 +171,37 @@ def _check_memory(config: Config, dimension: int, problems: Sequence[str] = ()) 
         raise ConfigError([*problems, found])
 
 
+def _more_problems(config: Config, plugins: Plugins, known: Sequence[str]) -> list[str]:
+    """What does not fit the data either, if that is at hand without a download."""
+    data = config.data
+    at_hand = plugins.data is not None or data.path is not None or data.name == "mnist-5k"
+    if not at_hand or any(problem.startswith(("data.", "data:")) for problem in known):
+        return []
+    try:
+        _, found = fit_sizes(config, _load(config, plugins))
+    except ConfigError as error:
+        found = list(error.problems)
+    except DataError as error:
+        found = [f"data.name = {data.name!r}: {error}"]
+    except UserError:  # Custom code may fail because of a mistake that is named above.
+        return []
+    keys = {problem.partition(" = ")[0] for problem in known}
+    return [problem for problem in found if problem.partition(" = ")[0] not in keys]
+
+
 def _load(config: Config, plugins: Plugins) -> Dataset:
-    if plugins.data is None:
-        path = Path(config.data.path) if config.data.path else None
-        return load(config.data.name, path=path, normalise=config.data.normalise)
-    data = plugins.data
-    dataset = data if isinstance(data, Dataset) else dataset_from("plugins.data", data)
+    loss, data = find_loss(config.training.loss), plugins.data
+    if data is None:
+        return load(
+            config.data.name,
+            path=Path(config.data.path) if config.data.path else None,
+            normalise=config.data.normalise,
+            real_targets=loss.real_targets,
+        )
+    dataset = dataset_from("plugins.data", data, real_targets=loss.real_targets)
+    if loss.real_targets is not None and loss.real_targets != (dataset.classes is None):
+        wanted, got = ("real-valued targets", "labels")[:: 1 if loss.real_targets else -1]
+        raise ConfigError([f"training.loss = {loss.name!r}: needs {wanted}; the data has {got}"])
     return standardised(dataset) if config.data.normalise else dataset
 
 
@@ -171,46 +233,49 @@ def _poisoned(act: Attack | None, dataset: Dataset) -> Tensor:
     labels = dataset.y_train
     if poison is None:
         return labels
-    try:
-        poisoned = poison(labels.clone(), dataset.classes)
-    except Exception as error:
-        raise PluginError(f"poison_labels raised {type(error).__name__}: {error}") from error
+    poisoned = guard("poison_labels", lambda: poison(labels.clone(), dataset.classes), poison)
     if not isinstance(poisoned, Tensor) or (poisoned.shape, poisoned.dtype) != (
         labels.shape,
         labels.dtype,
     ):
         raise PluginError(
-            f"poison_labels must return int64 labels of shape {tuple(labels.shape)}; "
-            f"got {describe(poisoned)}"
+            f"poison_labels must return {str(labels.dtype).removeprefix('torch.')} labels of "
+            f"shape {tuple(labels.shape)}; got {describe(poisoned)}"
         )
     return poisoned
 
 
-def _check_fit(plan: ExperimentPlan) -> None:
+def _check_fit(plan: ExperimentPlan, problems: list[str]) -> None:
     """Check what needs the data at hand: the shards and the model must fit it."""
     config, dataset = plan.config, plan.dataset
-    problems = []
     curve, seed = plan.curves[0]
-    if config.data.samples_per_worker > len(dataset.y_train):
+    if config.data.root_samples > len(dataset.y_train):
         problems.append(
-            f"data.samples_per_worker = {config.data.samples_per_worker}: must be at most the "
+            f"data.root_samples = {config.data.root_samples}: must be at most the "
             f"{len(dataset.y_train)} training rows of {dataset.name}"
         )
-    if config.data.partition == "shards" and config.data.labels_per_worker > dataset.classes:
-        problems.append(
-            f"data.labels_per_worker = {config.data.labels_per_worker}: must be at most the "
-            f"{dataset.classes} classes of {dataset.name}"
+    if dataset.classes is None:
+        problems.extend(
+            f"experiment.rules: {asking.rule!r} asks voters about classes; the targets of "
+            f"{dataset.name} are real-valued"
+            for asking, _ in plan.curves
+            if isinstance(asking.method, Rule) and asking.method.needs_voters
         )
-    if not problems:
-        try:
+    fits = getattr(plan.attack, "data_problems", None)
+    if fits is not None:
+        problems.extend(fits(dataset.shape, dataset.classes))
+    try:
+        if problems:
+            model = build(plan.factory, dataset.shape, dataset.outputs, seed=0)
+        else:
             _check_memory(config, vector.dimension(plan.model(seed)))
             model = plan.federation(curve, seed).model
-            for attacked, _ in plan.curves:
-                getattr(attacked.act, "check_model", _accept)(model)
-        except (ModelError, DataError) as error:
-            key = "model.name" if isinstance(error, ModelError) else "data.partition"
-            value = config.model.name if isinstance(error, ModelError) else config.data.partition
-            problems.append(f"{key} = {value!r}: {error}")
+        for attacked, _ in plan.curves:
+            getattr(attacked.act, "check_model", _accept)(model)
+    except (ModelError, DataError) as error:
+        key = "model.name" if isinstance(error, ModelError) else "data.partition"
+        value = config.model.name if isinstance(error, ModelError) else config.data.partition
+        problems = [*problems, f"{key} = {value!r}: {error}"]
     if problems:
         raise ConfigError(problems)
 

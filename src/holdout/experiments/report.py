@@ -13,7 +13,6 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from importlib.resources import files
 from pathlib import Path
-from statistics import fmean
 from typing import Any
 
 import tomli_w
@@ -32,21 +31,33 @@ from holdout.experiments.charts import (
     hiding_style,
     legend_html,
     line_of,
-    spaced,
 )
-from holdout.experiments.curves import CurveResult, Round, TableRow, final_table, group
+from holdout.experiments.curves import (
+    CurveResult,
+    TableRow,
+    final_table,
+    group,
+    has_success,
+)
 from holdout.experiments.figures import accuracy_png, has_many, looks
-from holdout.experiments.headlines import cautions, headline, percent, unfinished
+from holdout.experiments.headlines import cautions, headline, unfinished
+from holdout.experiments.holders import holders_html
+from holdout.experiments.run_notes import notes_on_curves
+from holdout.experiments.vote_map import vote_table, votes
+from holdout.metrics import ACCURACY, ATTACK_SUCCESS, R2, Metric, metric_of
 from holdout.results import ROUNDS, SUMMARY, Run, jsonable, read_run, write_atomic, writing
 
 FIGURE, PAGE = "accuracy.png", "report.html"
+ERROR = "custom_error.json"
+"""What custom code raised first, with its traceback."""
 Cells = Sequence[str]
 
-VOTE_CHARACTERS_MAX = 500_000
-"""A bound on the votes in the page; more are thinned evenly, and the page says so."""
-
 CHARTS = (
-    Quantity("accuracy", "Test accuracy", "test accuracy (%)", scale=100.0, unit=" %"),
+    Quantity.of(ACCURACY, "Test accuracy"),
+    Quantity.of(R2, "Test R²"),
+    Quantity.of(
+        ATTACK_SUCCESS, "Success of the attack on triggered rows", axis="attack success (%)"
+    ),
     Quantity(
         "byzantine_selected",
         "Byzantine updates accepted into the step",
@@ -109,6 +120,9 @@ _KINDS: Mapping[str, Callable[[Any], bool]] = {
     "round": is_whole,
     "outcome": _is_text,
     "accuracy": _is_number_or_null,
+    "r2": _is_number_or_null,
+    "mae": _is_number_or_null,
+    "attack_success": _is_number_or_null,
     "gamma": _is_number_or_null,
     "byzantine_selected": _is_number_or_null,
     "quorum": _is_number_or_null,
@@ -119,6 +133,8 @@ _KINDS: Mapping[str, Callable[[Any], bool]] = {
     "ballots": _is_ballots_or_null,
     "rejected_proposals": _is_counts_or_null,
     "rejected_ballots": _is_counts_or_null,
+    "custom_errors": _is_counts_or_null,
+    "honest_missing": _is_number_or_null,
     "agreement": is_agreement_or_null,
 }
 
@@ -129,10 +145,15 @@ def _page(folder: Path, run: Run, curves: Sequence[CurveResult]) -> str:
     if missing and curves:
         missing.insert(0, "The run is incomplete. What follows is what there is.")
     notes = [*missing, *cautions(curves), *network_notes(run.config)]
+    # Sentences, as on the rest of the page.
+    doubts = [f"{note[0].upper()}{note[1:]}." for note in notes_in(folder, run, curves)]
+    notes = list(dict.fromkeys([*notes, *doubts]))
+    raised = read_error(folder)
     agreed = agreement_table(curves)
-    shown, thinned = _votes(curves)
-    data = {"curves": _chart_lines(curves), "votes": shown}
-    drawn = looks(curves)
+    shown, thinned = votes(curves)
+    metric = metric_of(run.rows)
+    drawn, shown_charts = looks(curves), _charts_of(curves, metric)
+    data = {"curves": _chart_lines(curves, shown_charts), "votes": shown}
     last = max((line["round"] for curve in curves for line in curve.rounds), default=1)
     experiment = run.config.get("experiment")
     name = experiment.get("name") if isinstance(experiment, Mapping) else None
@@ -142,23 +163,28 @@ def _page(folder: Path, run: Run, curves: Sequence[CurveResult]) -> str:
         "facts": html.escape(" · ".join(_facts(run, curves))),
         "notes": "".join(f"<li>{html.escape(note)}</li>" for note in notes),
         "has_notes": "" if notes else "hidden",
-        "final_table": _final_table_html(rows),
+        "final_table": _final_table_html(rows, metric),
+        "metric": html.escape(metric.name),
         "has_agreement": "" if agreed else "hidden",
         "agreement_table": table_html(*agreed) if agreed else "",
+        "holders": (held := holders_html(folder)),
+        "has_holders": "" if held else "hidden",
         "outcome_table": _outcome_table_html(curves),
         "hiding_style": hiding_style(len(curves)),
         "legend": legend_html(curves, drawn),
-        "about_charts": html.escape(_about_charts(curves)),
+        "about_charts": html.escape(_about_charts(curves, metric)),
         "charts": "\n".join(
             f"<h3>{html.escape(chart.title)}</h3>\n{chart_html(chart, curves, drawn, last=last)}"
-            for chart in CHARTS
+            for chart in shown_charts
         ),
-        "vote_table": _vote_table_html(curves),
+        "vote_table": table_html(*voted) if (voted := vote_table(curves)) else "",
         "has_votes": "" if shown else "hidden",
         "has_no_votes": "hidden" if shown else "",
         "votes_thinned": html.escape(thinned),
         "config": html.escape(tomli_w.dumps(run.config)),
         "environment": _environment_html(folder),
+        "has_error": "" if raised else "hidden",
+        "error": html.escape(_error_page(raised)) if raised else "",
         "data": _script_json(data),
     }
     template = files("holdout.experiments").joinpath("report_template.html").read_text("utf-8")
@@ -191,31 +217,42 @@ def _facts(run: Run, curves: Sequence[CurveResult]) -> list[str]:
     ]
 
 
-def _final_table_html(rows: Sequence[TableRow]) -> str:
+def _final_table_html(rows: Sequence[TableRow], metric: Metric) -> str:
+    errors = any(row.mae is not None for row in rows)
     head = [
         "rule",
         "without attack",
         "under attack",
-        "drop (points)",
+        f"drop ({metric.points})" if metric.points else "drop",
+        *(["mean absolute error"] if errors else []),
         "Byzantine updates accepted a round",
         "rounds without a step",
     ]
+    success = has_success(rows)
+    if success:
+        head.append("attack success")
     body = []
     for row in rows:
-        accuracy = "–" if row.accuracy is None else percent(row.accuracy)
+        measured = "–"
+        if row.measured is not None:
+            measured = metric.text(row.measured, space="\N{NO-BREAK SPACE}")
         if row.spread is not None:
-            accuracy += f" ± {100 * row.spread:.1f}"
+            measured += f" ± {metric.number(row.spread)}"
         calm = row.attack == "none"
         baseline = calm and row.rule == "mean"
         accepted = row.byzantine_accepted_per_round
         body.append(
             [
-                row.label + (f" (diverged: {row.diverged} of {row.seeds})" if row.diverged else ""),
-                accuracy if calm else "",
-                "" if calm else accuracy,
-                "–" if baseline or row.drop is None else f"{row.drop:.1f}",
+                row.label
+                + (f" (diverged: {row.diverged} of {row.seeds})" if row.diverged else "")
+                + row.missing_text(),
+                measured if calm else "",
+                "" if calm else measured,
+                "–" if baseline or row.drop is None else f"{row.drop:.{metric.digits}f}",
+                *(["–" if row.mae is None else f"{row.mae:.4g}"] if errors else []),
                 "–" if accepted is None else f"{accepted:.2f}",
                 f"{row.empty_rounds:.4g}",
+                *([row.success_text()] if success else []),
             ]
         )
     return table_html(head, body)
@@ -232,6 +269,8 @@ def _outcome_table_html(curves: Sequence[CurveResult]) -> str:
             for what in ("proposals", "ballots"):
                 for reason, number in (line.get(f"rejected_{what}") or {}).items():
                     count[f"{what} rejected: {reason}"] += number
+            for what, number in (line.get("custom_errors") or {}).items():
+                count[f"custom workers raised: {what}"] += number
         counts.append(count)
     columns = list(dict.fromkeys(["rounds", *sorted({key for c in counts for key in c})]))
     return table_html(
@@ -260,12 +299,43 @@ def table_html(head: Cells, body: Sequence[Cells]) -> str:
     return f"<table><thead>{row(head, 'th')}</thead>\n<tbody>{lines}</tbody></table>"
 
 
-def _environment_html(folder: Path) -> str:
+def _read_json(file: Path) -> Mapping[str, Any]:
+    """What a file of the folder holds; nothing if it is missing or damaged."""
     try:
-        summary = json.loads((folder / SUMMARY).read_text("utf-8"))
-        environment = summary["environment"]
-    except (OSError, ValueError, KeyError, TypeError):
-        environment = None
+        found = json.loads(file.read_text("utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def notes_in(folder: Path, run: Run, curves: Sequence[CurveResult]) -> list[str]:
+    """Reasons for doubt: those in the summary, if there is one, and what the rounds tell."""
+    kept = _read_json(folder / SUMMARY).get("notes")
+    notes = kept if isinstance(kept, list) else []
+    told = [*notes, *notes_on_curves(curves, run.config)]
+    return list(dict.fromkeys(note for note in told if isinstance(note, str) and note))
+
+
+def read_error(folder: Path) -> Mapping[str, Any] | None:
+    """What custom code raised first in the run of this folder; None: nothing."""
+    found = _read_json(folder / ERROR)
+    return found if isinstance(found.get("error"), str) else None
+
+
+def error_text(found: Mapping[str, Any]) -> str:
+    """What custom code raised, and in which round, in one line."""
+    if "round" not in found:
+        return str(found["error"])
+    curve = f"{found.get('rule')} ({found.get('attack')}, seed {found.get('seed')})"
+    return f"{found['error']} in round {found['round']} of {curve}"
+
+
+def _error_page(found: Mapping[str, Any]) -> str:
+    return "\n".join(filter(None, [error_text(found), str(found.get("traceback") or "")]))
+
+
+def _environment_html(folder: Path) -> str:
+    environment = _read_json(folder / SUMMARY).get("environment")
     if not isinstance(environment, dict) or not environment:
         return "<p>Not recorded: the run has no finished summary.</p>"
     pairs: list[Cells] = []
@@ -278,10 +348,19 @@ def _environment_html(folder: Path) -> str:
 # -- what the script of the page draws from: curves and votes, compact and bounded -----------------
 
 
-def _chart_lines(curves: Sequence[CurveResult]) -> list[dict[str, Any]]:
+def _charts_of(curves: Sequence[CurveResult], metric: Metric) -> list[Quantity]:
+    """The charts of a page: its metric always, others that an evaluation measures if one did."""
+    return [
+        chart
+        for chart in CHARTS
+        if chart.metric in (None, metric) or any(curve.line(chart.key).rounds for curve in curves)
+    ]
+
+
+def _chart_lines(curves: Sequence[CurveResult], shown: Sequence[Quantity]) -> list[dict[str, Any]]:
     """What the script reads out at a round: each curve's quantities."""
     return [
-        {"label": curve.label, **{chart.name: _points(chart, curve) for chart in CHARTS}}
+        {"label": curve.label, **{chart.name: _points(chart, curve) for chart in shown}}
         for curve in curves
     ]
 
@@ -291,7 +370,7 @@ def _points(chart: Quantity, curve: CurveResult) -> dict[str, Any]:
     return {"rounds": line.rounds, "mean": [chart.text(value) for value in line.mean]}
 
 
-def _about_charts(curves: Sequence[CurveResult]) -> str:
+def _about_charts(curves: Sequence[CurveResult], metric: Metric) -> str:
     """What lines and bands are, and what was left out."""
     seeds = max((len(curve.seeds) for curve in curves), default=0)
     if not seeds:
@@ -308,91 +387,6 @@ def _about_charts(curves: Sequence[CurveResult]) -> str:
             f" The charts show at most {charts.POINTS_MAX} evenly spaced points of up to {longest} "
             "rounds."
         )
+    if any(low < metric.shown_min for curve in curves for low in curve.line(metric.key).low):
+        said += f" A {metric.name} below {metric.shown_min:g} is drawn at the foot of its chart."
     return said
-
-
-def _vote_table_html(curves: Sequence[CurveResult]) -> str:
-    """What came of the votes over all rounds of each seed, read without a script."""
-    body = []
-    for curve in curves:
-        for seed, lines in curve.seeds.items():
-            voted = [line for line in lines if line.get("ballots") is not None]
-            if not voted:
-                continue
-            selected = [len(line.get("selection") or []) for line in voted]
-            lies = [line.get("byzantine_selected") or 0 for line in voted]
-            void = sum(ballot is None for line in voted for ballot in line["ballots"])
-            body.append(
-                [
-                    curve.label,
-                    str(seed),
-                    str(len(voted)),
-                    f"{fmean(selected):.1f}",
-                    f"{fmean(lies):.1f}",
-                    str(void),
-                ]
-            )
-    head = ["rule", "seed", "votes", "selected a round", "of them Byzantine", "void ballots"]
-    return table_html(head, body) if body else ""
-
-
-def _votes(curves: Sequence[CurveResult]) -> tuple[list[dict[str, Any]], str]:
-    """The ballots of every strand that has some, and what to say if rounds had to be left out."""
-    strands = [
-        (place, seed, voted)
-        for place, curve in enumerate(curves)
-        for seed, lines in curve.seeds.items()
-        if (voted := [line for line in lines if line.get("ballots") is not None])
-    ]
-    size = max((_vote_size(line) for _, _, lines in strands for line in lines), default=1)
-    rounds_max = max(1, VOTE_CHARACTERS_MAX // (size * max(1, len(strands))))
-    longest = max((len(lines) for _, _, lines in strands), default=0)
-    shown = [
-        {
-            "curve": place,
-            "seed": seed,
-            "rounds": [_vote(lines[i]) for i in spaced(len(lines), rounds_max)],
-        }
-        for place, seed, lines in strands
-    ]
-    if longest <= rounds_max:
-        return shown, ""
-    return shown, (
-        f"To keep this page small, {rounds_max} evenly spaced rounds of each curve can be chosen "
-        f"here, of up to {longest}; {ROUNDS} holds them all."
-    )
-
-
-def _vote(record: Round) -> dict[str, Any]:
-    proposers, voters = record.get("proposers") or [], record.get("voters") or []
-    ballots = list(record["ballots"])[: len(voters)]
-    ballots += [None] * (len(voters) - len(ballots))
-    return {
-        "round": record["round"],
-        "proposers": proposers,
-        "voters": voters,
-        "byzantine": record.get("byzantine_workers") or [],
-        "ballots": [None if b is None else _bits(b, len(proposers)) for b in ballots],
-        "selection": record.get("selection") or [],
-        "quorum": record.get("quorum"),
-        "outcome": record["outcome"],
-    }
-
-
-def _vote_size(record: Round) -> int:
-    """About how many characters a round's votes take on the page."""
-    proposers, voters = len(record.get("proposers") or []), len(record.get("voters") or [])
-    return 120 + voters * (proposers // 4 + 4) + 6 * (proposers + voters)
-
-
-def _bits(approved: Sequence[int], proposals: int) -> str:
-    """A ballot as hexadecimal digits, four proposals each, the first in the highest bit.
-
-    >>> _bits([0, 5], 6)
-    '84'
-    """
-    digits = [0] * -(-proposals // 4)
-    for proposal in approved:
-        if 0 <= proposal < proposals:
-            digits[proposal // 4] |= 8 >> proposal % 4
-    return "".join(f"{digit:x}" for digit in digits)

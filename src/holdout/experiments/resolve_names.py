@@ -1,6 +1,7 @@
 """What a config names, looked up: rules, attacks, models and data sets, built in or the user's."""
 
 import inspect
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from fractions import Fraction
@@ -15,22 +16,28 @@ from holdout.attacks import (
     ATTACKS,
     BALLOT_ATTACKS,
     MESSAGE_ATTACKS,
+    REPORT_ATTACKS,
     Attack,
     BallotAttack,
     MessageAttack,
+    ReportAttack,
 )
 from holdout.config import Config, Parsed
 from holdout.data.datasets import NAMES
 from holdout.dotted import resolve
-from holdout.errors import DottedNameError, InfeasibleError
+from holdout.errors import DottedNameError, InfeasibleError, PluginError, UserError
 from holdout.experiments.curves import NO_ATTACK
 from holdout.experiments.plugins import Plugins
+from holdout.experiments.rule_parameters import RuleParameters
 from holdout.federation.round_setup import Curve
 from holdout.learning.models import MODELS, ModelFactory
+from holdout.learning.schedules import rates_of
 from holdout.rules import PRE_AGGREGATIONS, RULES, PreAggregation, Rule, compose
 from holdout.rules.rule import PreFunction, custom_rule
 from holdout.shares import write_share
+from holdout.tracebacks import is_custom
 from holdout.voting import VOTES, Gate, Quorum, Terms, tolerated_count
+from holdout.workers import HonestWorker, Worker
 
 PLUS = "+"
 """Between the parts of a composed rule, as in "nnm+krum"."""
@@ -96,6 +103,7 @@ class Lookups:
         self.wrong = parsed.wrong
         self.plugins = plugins
         self.problems: list[str] = []
+        self.parameters = RuleParameters(self.config.rules.tables, self.problems)
 
     def check_custom_names(self) -> None:
         """Refuse names with which the results of two rules could not be told apart."""
@@ -117,6 +125,8 @@ class Lookups:
             for name in custom
             if name not in used and "experiment.rules" not in self.wrong
         )
+        if "experiment.rules" not in self.wrong:
+            self.parameters.check_names(listed, list(VOTES))
         if self.plugins.attack is not None and self.config.attack.name == NO_ATTACK:
             self.problems.append(f"custom attack {NO_ATTACK!r}: the name means that nobody lies")
 
@@ -144,6 +154,14 @@ class Lookups:
             return self.plugins.model
         return self._look_up("model.name", name, MODELS) or MODELS["mlp"]
 
+    def worker(self) -> Callable[[HonestWorker], Worker] | None:
+        """What makes the honest workers, if they are custom."""
+        name = self.config.federation.worker
+        if self.plugins.worker is not None or name is None:
+            return self.plugins.worker
+        found: Callable[[HonestWorker], Worker] | None = self._resolve("federation.worker", name)
+        return found
+
     def data_name(self) -> None:
         """Check that the data set exists, and is large enough."""
         name, known = self.config.data.name, dict.fromkeys(NAMES)
@@ -155,10 +173,44 @@ class Lookups:
             elif name in NEED_PATH and not self.config.data.path and "data.path" not in self.wrong:
                 self.problems.append(f"data.name = {name!r}: data.path must say where the data is")
         rows, limit = self.config.data.samples_per_worker, TRAINING_ROWS.get(name)
-        if self.plugins.data is None and limit is not None and rows > limit:
+        given = "samples_per_worker" in self.config.data.model_fields_set
+        if self.plugins.data is None and given and limit is not None and rows > limit:
             self.problems.append(
                 f"data.samples_per_worker = {rows}: must be at most the {limit} training rows of "
                 f"{name}"
+            )
+
+    def custom_settings(self) -> None:
+        """Check the device, and what `data` and `training` name as "package.module:name"."""
+        config = self.config
+        for key, name in (
+            ("data.partition", config.data.partition),
+            ("data.augment", config.data.augment),
+            ("training.loss", config.training.loss),
+        ):
+            if name is not None and ":" in name and key not in self.wrong:
+                self._resolve(key, name)
+        schedule = config.training.schedule
+        if ":" not in schedule or self._resolve("training.schedule", schedule) is not None:
+            self._check_rates()
+        device_name = config.experiment.device
+        if (fault := device.fault(device_name)) is not None:
+            self.problems.append(f"experiment.device = {device_name!r}: {fault}")
+
+    def _check_rates(self) -> None:
+        """Every round's rate must be a step: what a schedule gives too late is found now."""
+        training, rounds = self.config.training, self.config.experiment.rounds
+        try:
+            rates = rates_of(training, rounds=rounds)
+        except PluginError as error:
+            self.problems.append(f"training.schedule = {training.schedule!r}: {error}")
+            return
+        # A factor to the power of many milestones may leave the range of floats.
+        wrong = next((t for t, rate in enumerate(rates, start=1) if not 0 < rate < math.inf), None)
+        if wrong is not None:
+            self.problems.append(
+                f"training.schedule = {training.schedule!r}: the rate must stay finite and above "
+                f"0; it is {rates[wrong - 1]} in round {wrong}"
             )
 
     def _method(self, rule: str) -> Rule | Terms | None:
@@ -172,7 +224,9 @@ class Lookups:
         found = self._rule(rule, last)
         for name in reversed(front):
             pre = None if found is None else self._pre_aggregation(rule, name)
-            found = None if pre is None or found is None else compose(pre, found)
+            found = None if pre is None or found is None else compose(self._bind(name, pre), found)
+        if found is not None and found.needs_root:
+            self._check_root(rule)
         if found is not None and last in RULES:
             self._check_feasible(rule, found)
         return found
@@ -180,7 +234,7 @@ class Lookups:
     def _rule(self, rule: str, name: str) -> Rule | None:
         """The rule at the end of a composed name."""
         if name in self.plugins.rules:
-            return custom_rule(self.plugins.rules[name], name)
+            return custom_rule(self._bind(name, self.plugins.rules[name]), name)
         key, votes = "experiment.rules", _votes(has_server=False)
         if name in VOTES and name != rule and key not in self.wrong:
             self.problems.append(
@@ -196,7 +250,14 @@ class Lookups:
             return None
         also = votes if name == rule else ()
         found = self._look_up(key, name, RULES, also=also, written=rule)
-        return found if found is None or name in RULES else custom_rule(found, name)
+        if found is None:
+            return None
+        bound = self._bind(name, found)
+        return bound if name in RULES else custom_rule(bound, name)
+
+    def _bind(self, name: str, part: Any) -> Any:
+        """A part of a rule with the parameters that the config gives it."""
+        return self.parameters.bind(name, part)
 
     def _pre_aggregation(self, rule: str, name: str) -> PreAggregation | PreFunction | None:
         key, known = "experiment.rules", PRE_AGGREGATIONS
@@ -218,6 +279,13 @@ class Lookups:
                 f"server for comparison, {', '.join(_votes(has_server=True))}"
             )
 
+    def _check_root(self, rule: str) -> None:
+        if not self.config.data.root_samples and "data.root_samples" not in self.wrong:
+            self.problems.append(
+                f"experiment.rules = {rule!r}: asks the server's own rows; data.root_samples must "
+                "say how many it has, such as 100"
+            )
+
     def _check_feasible(self, rule: str, function: Rule) -> None:
         involved = ("proposers", "assumed_byzantine", "workers")
         if self.wrong.intersection({"federation", *(f"federation.{key}" for key in involved)}):
@@ -226,14 +294,16 @@ class Lookups:
         if f >= Fraction(1, 2):  # Refused already, whatever the rule.
             return
         # Custom code is not run for this: nobody knows what it does with updates of one number.
-        known = tuple(pre for pre in function.pre if pre in PRE_AGGREGATIONS.values())
+        known = tuple(pre for pre in function.pre if not is_custom(pre.function))
         try:
-            replace(function, pre=known)(device.zeros(n, 1), f=tolerated_count(n, f))
+            replace(function, pre=known).check_feasible(rule, n=n, f=tolerated_count(n, f))
         except InfeasibleError as error:
             self.problems.append(
                 f"experiment.rules = {rule!r}: infeasible with federation.proposers = {n} and "
                 f"federation.assumed_byzantine = {write_share(f)}: {error}"
             )
+        except UserError as error:
+            self.problems.append(f"experiment.rules = {rule!r}: {error}")
 
     def _attack(self) -> Attack | None:
         settings = self.config.attack
@@ -297,18 +367,19 @@ class Lookups:
             return None
         return made
 
-    def _ballot_attacks(self) -> tuple[BallotAttack, MessageAttack]:
-        """How liars vote: by names, and where ballots are joint. A custom function does both."""
+    def _ballot_attacks(self) -> tuple[BallotAttack, MessageAttack, ReportAttack]:
+        """How liars vote: by names, where ballots are joint, in reports. Custom ones do all."""
         if self.plugins.ballots is not None:
             custom: Any = self.plugins.ballots
-            return custom, custom
+            return custom, custom, custom
         name = self.config.attack.voters
         found = self._look_up("attack.voters", name, BALLOT_ATTACKS)
         if isinstance(found, type):
             found = self._made("attack.voters", name, found, {})
-        if name in MESSAGE_ATTACKS:
-            return BALLOT_ATTACKS[name], MESSAGE_ATTACKS[name]
-        return (found, found) if found else (BALLOT_ATTACKS["honest"], MESSAGE_ATTACKS["honest"])
+        if found is None or name in BALLOT_ATTACKS:
+            known = name if found else "honest"
+            return BALLOT_ATTACKS[known], MESSAGE_ATTACKS[known], REPORT_ATTACKS[known]
+        return found, found, found
 
     def _no_parameters(
         self, unknown: Mapping[str, Any], known: Mapping[str, Any] | None = None

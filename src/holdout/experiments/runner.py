@@ -12,9 +12,10 @@ import numpy as np
 import torch
 
 import holdout
-from holdout import results
+from holdout import device, results
 from holdout.config import Config, read_file
-from holdout.errors import UserError
+from holdout.curve_rows import count_errors, summarise
+from holdout.errors import PluginError, RunFailed, UserError
 from holdout.experiments.checkpoints import (
     Place,
     check_fit,
@@ -22,11 +23,24 @@ from holdout.experiments.checkpoints import (
     restore,
     to_checkpoint,
 )
-from holdout.experiments.curves import TableRow, final_table
+from holdout.experiments.code_record import (
+    Sources,
+    differences,
+    notes_on_sources,
+    refuse_changes,
+    sources_of,
+    store,
+    stored,
+)
+from holdout.experiments.curves import TableRow, final_table, group, has_success
+from holdout.experiments.first_error import FirstError
+from holdout.experiments.holders import SHARDS, shards_json
 from holdout.experiments.plan import ExperimentPlan, make_plan
 from holdout.experiments.plugins import Plugins
-from holdout.experiments.report import table_html, write_report
+from holdout.experiments.report import error_text, table_html, write_report
 from holdout.experiments.resolve_names import is_decentralized, notes_on_vote
+from holdout.experiments.rule_trial import try_rules
+from holdout.experiments.run_notes import notes_on_curves, notes_on_data
 from holdout.federation import central, decentralized
 from holdout.federation.network_sizes import notes_on
 from holdout.federation.round_setup import first_state
@@ -92,8 +106,9 @@ class Result:
     folder: Path | None = None
     """The run folder; None if the run was in memory alone."""
     notes: Sequence[str] = field(default_factory=list)
-    """What the sizes of a network without a server do not guarantee, which keys of `[vote]` do
-    nothing with the rules chosen, or that a resumed run may differ."""
+    """Reasons to doubt the result: what it does not prove, what went wrong with custom code, what
+    the sizes of a network without a server do not guarantee, which keys of `[vote]` do nothing with
+    the rules chosen, or that a resumed run may differ."""
 
     def table(self) -> list[TableRow]:
         """One row for each rule and attack, averaged over seeds."""
@@ -101,19 +116,37 @@ class Result:
 
     def accuracy(self, rule: str, attack: str | None = None) -> float:
         """Final test accuracy of a rule, averaged over seeds; under the config's attack if None."""
+        row = self._row(rule, attack)
+        if row.accuracy is None:
+            raise KeyError(f"a regression has no accuracy; measured({rule!r}) is its R2")
+        return row.accuracy
+
+    def measured(self, rule: str, attack: str | None = None) -> float:
+        """The same or, in a regression, the final R2 on the test rows."""
+        row = self._row(rule, attack)
+        assert row.measured is not None  # noqa: S101
+        return row.measured
+
+    def _row(self, rule: str, attack: str | None) -> TableRow:
         wanted = attack or self.config.attack.name
         for row in self.table():
-            if (row.rule, row.attack) == (rule, wanted) and row.accuracy is not None:
-                return row.accuracy
+            if (row.rule, row.attack) == (rule, wanted) and row.measured is not None:
+                return row
         raise KeyError(f"no curve of rule {rule!r} under attack {wanted!r}")
 
     def __repr__(self) -> str:
-        ends = "; ".join(f"{row.label} {row.accuracy_text()}" for row in self.table())
-        return f"<Result: {ends}>"
+        rows = self.table()
+        ends = "; ".join(f"{row.label} {row.measured_text()}" for row in rows)
+        measured = "".join({f", {row.metric.name}": None for row in rows if row.r2 is not None})
+        return f"<Result{measured}: {ends}>"
 
     def _repr_html_(self) -> str:
         head = ["rule", "without attack", "under attack", "drop"]
-        return table_html(head, [row.cells() for row in self.table()])
+        rows = self.table()
+        if not has_success(rows):
+            return table_html(head, [row.cells() for row in rows])
+        body = [(*row.cells(), row.success_text()) for row in rows]
+        return table_html([*head, "attack success"], body)
 
 
 def run(
@@ -124,11 +157,13 @@ def run(
     plugins: Plugins | None = None,
     watch: Callable[[Progress], None] | None = None,
     say: Callable[[str], None] | None = None,
+    changed_code: bool = False,
 ) -> Result:
     """Run an experiment: some rules, one attack, one or several seeds.
 
     Everything is checked before any work is done. Ctrl-C keeps what is done if there is a run
-    folder.
+    folder. At the end a `RunFailed`, whose `result` holds what was run, is raised if in a curve all
+    honest proposals are missing, since custom workers failed.
 
     Args:
         config: The path of a TOML file, its values as nested mappings, or a `Config`.
@@ -137,7 +172,9 @@ def run(
             uninterrupted run.
         plugins: Custom rules, attacks, models, data or workers, as objects.
         watch: Called with a `Progress` after each round.
-        say: Called with each of the result's notes before the first round.
+        say: Called with each note that is known before the first round, and with the traceback of
+            what custom workers raise first.
+        changed_code: Resume although custom code has changed since the run began; a note says so.
 
     >>> from holdout import Plugins, run
     >>> x, y = [[-3.0], [3.0]] * 20, [0, 1] * 20
@@ -152,7 +189,14 @@ def run(
     """
     _refuse_other_types(config, plugins)
     values = read_file(Path(config)) if isinstance(config, str | Path) else config
-    return run_plan(make_plan(values, plugins), out=out, resume=resume, watch=watch, say=say)
+    return run_plan(
+        make_plan(values, plugins),
+        out=out,
+        resume=resume,
+        watch=watch,
+        say=say,
+        changed_code=changed_code,
+    )
 
 
 def run_plan(
@@ -162,27 +206,84 @@ def run_plan(
     resume: bool,
     watch: Watch | None,
     say: Callable[[str], None] | None,
+    changed_code: bool,
 ) -> Result:
     """`run`, once the config is checked and the data loaded."""
-    notes = _tell(say, [*notes_on(plan.config), *notes_on_vote(plan.config)])
+    sources = sources_of(plan)
+    config = plan.config
+    known = [*notes_on(config), *notes_on_vote(config), *notes_on_data(plan.dataset)]
+    notes = _tell(say, [*known, *notes_on_sources(sources)])
     # Also while a checkpoint is checked: that founds a network anew, and its last bits depend on
     # the number of threads.
-    with _threads(plan.config):
+    with _threads(plan.config), device.using(plan.config.experiment.device):
+        try_rules(plan)
         if out is None:
-            return finish(plan, _run_curves(plan, None, None, [], watch), None, notes)
+            return _to_result(plan, FirstError(None, say, watch), notes)
         path = Path(out)
         if not resume:
             with results.create(path, plan.config.as_toml()) as folder:
-                return finish(plan, _run_curves(plan, folder, None, [], watch), folder, notes)
+                store(folder, sources)
+                return _to_result(plan, FirstError(folder, say, watch), notes)
 
         def check(checkpoint: Checkpoint, done: Sequence[Mapping[str, Any]]) -> None:
             check_fit(plan, restore(checkpoint), done)
+            if not changed_code:
+                refuse_changes(path, sources)
 
         with results.resume(path, plan.config.as_dict(), check=check) as (folder, checkpoint):
             done = list(results.read_run(path).rows)
-            notes += _tell(say, notes_on_environment(checkpoint, environment(plan.config)))
-            rounds = _run_curves(plan, folder, checkpoint, done, watch)
-            return finish(plan, rounds, folder, notes)
+            changes = _changes(path, sources, done)
+            store(folder, sources, changes)
+            notes += _tell(say, changes)
+            aside = _tell(say, notes_on_environment(checkpoint, environment(plan.config)))
+            begun = Begun(checkpoint, done, aside)
+            return _to_result(plan, FirstError(folder, say, watch, done), notes, begun)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Begun:
+    """What a run that is resumed has done already."""
+
+    checkpoint: Checkpoint | None = None
+    rounds: list[Mapping[str, Any]] = field(default_factory=list)
+    notes: Sequence[str] = ()
+    """What to tell of resuming it here, and to keep nowhere: another time it is something else."""
+
+
+def _changes(path: Path, now: Sources, done: Sequence[Mapping[str, Any]]) -> list[str]:
+    """A note for each time that the run was resumed by changed code."""
+    then, changes = stored(path)
+    changed = differences(then, now)
+    if not changed or not done:
+        return changes
+    last = done[-1]
+    where = f"round {last['round']} of {last['rule']} ({last['attack']}, seed {last['seed']})"
+    return [*changes, f"custom code was changed after {where}: {', '.join(changed)}"]
+
+
+def _to_result(
+    plan: ExperimentPlan, errors: FirstError, notes: Sequence[str], begun: Begun | None = None
+) -> Result:
+    """Run the curves that are left; what custom code does to them is told in any case."""
+    begun, folder = begun or Begun(), errors.folder
+    rounds = begun.rounds
+    try:
+        _run_curves(plan, folder, begun.checkpoint, rounds, errors)
+    except PluginError as error:
+        if folder is not None:
+            errors.stopped_by(error)
+            stopped = f"the run was stopped: {error}"
+            finish(plan, rounds, folder, [*notes, stopped], error=errors.found)
+        raise
+    result = finish(plan, rounds, folder, notes, aside=begun.notes, error=errors.found)
+    if empty := [curve.label for curve in group(rounds) if curve.is_empty]:
+        first = f"; the first: {told}" if (told := errors.text) else ""
+        raise RunFailed(
+            f"no honest proposal arrived in any round of {', '.join(empty)}: custom workers failed"
+            f"{first}",
+            result,
+        )
+    return result
 
 
 def _refuse_other_types(config: object, plugins: object) -> None:
@@ -268,12 +369,12 @@ def run_curve(
             # One assignment, so that an interruption leaves the place before or after the round.
             place = Place(number, state, mark)
             rounds.append(results.jsonable(line))
-            if folder and mark and record.accuracy is not None and state.round < experiment.rounds:
+            if folder and mark and record.is_evaluated and state.round < experiment.rounds:
                 folder.save(to_checkpoint(place, now), mark)
             if watch:
                 done = number * experiment.rounds + state.round
                 watch(Progress(record, done, total))
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, PluginError):
         if folder and place.mark:
             folder.save(to_checkpoint(place, now), place.mark)
         raise
@@ -289,13 +390,39 @@ def finish(
     folder: RunFolder | None,
     notes: Sequence[str] = (),
     *,
+    aside: Sequence[str] = (),
     threads: int | None = None,
+    error: Mapping[str, Any] | None = None,
 ) -> Result:
-    """The result of all curves; its summary and report go into the folder."""
-    summary = results.summarise(
-        rounds, config=plan.config.as_dict(), environment=environment(plan.config, threads=threads)
+    """The result of all curves; its summary and report go into the folder.
+
+    Args:
+        plan: What was run.
+        rounds: All rounds.
+        folder: Where it goes.
+        notes: Reasons for doubt that are known so far.
+        aside: Notes for the result alone, not for its summary.
+        threads: Torch's threads, if not the config's.
+        error: What custom code raised first.
+    """
+    config, sources = plan.config.as_dict(), sources_of(plan)
+    notes = [*notes, *notes_on_curves(group(rounds), config)]
+    if error is not None and (raised := count_errors(rounds)):
+        notes.append(f"custom workers raised {raised} times; the first: {error_text(error)}")
+    summary = summarise(
+        rounds, config=config, environment=environment(plan.config, threads=threads), notes=notes
     )
+    for curve in summary["curves"]:
+        # Only custom code that raises ends a run, and writes its summary, inside a curve.
+        if curve["outcome"] == "completed" and curve["rounds"] < plan.config.experiment.rounds:
+            curve["outcome"] = "stopped"
+    if error is not None:
+        summary["custom_errors"] = {"count": count_errors(rounds), "first": error}
+    if sources:
+        summary["custom_code"] = sources
     if folder:
         folder.write(results.SUMMARY, results.to_json(summary, indent=1) + "\n")
+        folder.write(SHARDS, shards_json(plan.config, plan.dataset))
         write_report(folder.path)
-    return Result(plan.config, rounds, summary, folder.path if folder else None, notes)
+    path = folder.path if folder else None
+    return Result(plan.config, rounds, summary, path, [*aside, *notes])

@@ -16,9 +16,10 @@ from torch import Tensor
 from holdout.custom_code import Kept, checked_copy, describe, guard
 from holdout.errors import PluginError
 from holdout.federation.coalition import Lies, as_liars_see, lie_to_server
-from holdout.federation.custom_workers import ask_to_propose, ask_to_vote
+from holdout.federation.custom_workers import Heard, ask_to_propose, ask_to_vote, count_missing
 from holdout.federation.electorate import VoterScores, electorate_of, score_voters
 from holdout.federation.joint_ballots import JointVoters, joint_voters, kept_of, memory_of
+from holdout.federation.reports import Reporters
 from holdout.federation.round_setup import (
     Curve,
     Federation,
@@ -29,7 +30,7 @@ from holdout.federation.round_setup import (
 )
 from holdout.ids import ProposalId, WorkerId
 from holdout.joint_vote import JointMemory
-from holdout.learning.training import evaluate
+from holdout.learning.training import evaluate, share_taken_for
 from holdout.rounds import (
     AdmittedProposals,
     Decision,
@@ -43,6 +44,8 @@ from holdout.rounds import (
     record_round,
 )
 from holdout.rules import Rule
+from holdout.rules.rule import checked_update
+from holdout.tracebacks import Failure
 from holdout.voting import Terms, tolerated_count
 from holdout.workers import is_plain
 
@@ -54,16 +57,16 @@ def run_round(federation: Federation, curve: Curve, state: State) -> tuple[Round
     setup = draw_round(federation, curve, state)
     # getUpdate: every honest proposer sends an update.
     proposals = propose(setup)
-    worker_states = dict(proposals.worker_states)
+    heard = Heard(dict(proposals.worker_states), list(proposals.failures))
     method = curve.method
     # Where ballots are joint the voters need not wait for the proposals.
     scores = score_voters(setup)
-    voters = joint_voters(setup, worker_states)
+    voters = joint_voters(setup, heard)
     # The coalition, which has seen all that, sends its lies (Algorithm 4).
     lies = Lies((), None)
     if setup.coalition:
         proposals, lies = _lie(setup, proposals, scores, voters)
-        worker_states |= lies.worker_states
+        heard.states.update(lies.worker_states)
     # Proposals that are missing, misshapen or not finite are out.
     admitted = admit_proposals(proposals.received, dimension=len(state.weights))
     # A vote bounds the updates; its voters judge them (getVotes), the server counts (A_Consensus).
@@ -76,7 +79,7 @@ def run_round(federation: Federation, curve: Curve, state: State) -> tuple[Round
         bounded = admitted
         if method.bound:
             bounded, radius = bound_updates(admitted, previous_radius=radius)
-        decision = _vote(setup, method, bounded, scores, worker_states)
+        decision = _vote(setup, method, bounded, scores, heard)
     else:
         decision, rule_state = _aggregate(setup, method, admitted)
     # w_{t+1} = w_t - eta_t v_t.
@@ -85,9 +88,9 @@ def run_round(federation: Federation, curve: Curve, state: State) -> tuple[Round
         radius=radius,
         last_honest=last_honest(setup, admitted.valid),
         rule_state=rule_state,
-        worker_states={**state.worker_states, **worker_states},
+        worker_states={**state.worker_states, **heard.states},
     )
-    record = _record(setup, decision, admitted, next_state, lies.gamma)
+    record = _record(setup, decision, admitted, next_state, lies.gamma, failures=heard.failures)
     record, next_state = evaluate_round(federation, record, next_state)
     return replace(record, seconds=round(time.perf_counter() - started, 6)), next_state
 
@@ -99,6 +102,8 @@ class Proposals:
     received: Sequence[object]
     """None: the worker stays silent."""
     worker_states: Mapping[WorkerId, Kept]
+    failures: Sequence[Failure] = ()
+    """What custom workers raised."""
 
 
 def propose(setup: RoundSetup) -> Proposals:
@@ -113,11 +118,12 @@ def propose(setup: RoundSetup) -> Proposals:
     updates, states = setup.propose(list(together.values()))
     for place, update in zip(together, updates, strict=True):
         received[place] = update
+    heard = Heard(states, [])
     for place, worker in honest.items():
         if place not in together:
             number = setup.committee.proposers[place]
-            received[place] = ask_to_propose(setup, number, worker, states)
-    return Proposals(received, states)
+            received[place] = ask_to_propose(setup, number, worker, heard)
+    return Proposals(received, states, heard.failures)
 
 
 def _lie(
@@ -154,7 +160,7 @@ def _vote(
     terms: Terms,
     admitted: AdmittedProposals,
     scores: VoterScores,
-    worker_states: dict[WorkerId, Kept],
+    heard: Heard,
 ) -> Decision:
     """Every voter judges the proposals, and the server counts what they send."""
     if not admitted.valid:
@@ -165,7 +171,7 @@ def _vote(
         setup.coalition,
         scores.marks(ids, lambda scores: scores.losses(updates)),
         others={
-            voter: ask_to_vote(setup, voter, terms, admitted.valid, worker_states)
+            voter: ask_to_vote(setup, voter, terms, admitted.valid, heard)
             for voter in setup.committee.voters
             if voter not in setup.byzantine and not is_plain(setup.federation.workers[voter])
         },
@@ -178,19 +184,20 @@ def _aggregate(
 ) -> tuple[Decision, Mapping[str, Tensor]]:
     """The rule over all valid updates, and what it keeps for the next round."""
     name = f"rule {setup.curve.rule!r}"
-    context = rule_context(setup)
+    lies = [row for row, p in enumerate(admitted.valid) if p in setup.coalition]
+    voters = Reporters(setup).about(lies)
+    context = replace(rule_context(setup), voters=voters)
     f = tolerated_count(len(admitted.valid), setup.federation.config.federation.f)
-    decision: Decision = guard(name, lambda: apply_rule(admitted, rule, f=f, context=context))
+    decision: Decision = guard(
+        name, lambda: apply_rule(admitted, rule, f=f, context=context), rule.function
+    )
+    decision = replace(decision, void_ballots=tuple(voters.void.items()))
     kept = checked_copy(name, context.state)
-    update, wanted = decision.update, setup.state.weights.shape
     if decision.outcome is not Outcome.STEP:
         return decision, kept
-    if not isinstance(update, Tensor) or update.shape != wanted or not update.is_floating_point():
-        raise PluginError(
-            f"{name} must return floats of shape {tuple(wanted)}; got {describe(update)}"
-        )
+    update = checked_update(name, decision.update, setup.state.weights.shape)
     # A copy: a custom rule may go on to change what it returned.
-    return replace(decision, update=update.detach().float().clone()), kept
+    return replace(decision, update=update.float().clone()), kept
 
 
 def _step(setup: RoundSetup, decision: Decision) -> State:
@@ -224,8 +231,10 @@ def _record(
     admitted: AdmittedProposals,
     state: State,
     gamma: float | None,
+    *,
+    failures: Sequence[Failure],
 ) -> RoundRecord:
-    terms = setup.curve.terms
+    terms, method = setup.curve.terms, setup.curve.method
     return record_round(
         rule=setup.curve.rule,
         attack=setup.curve.attack,
@@ -237,20 +246,29 @@ def _record(
         proposal_faults=[fault.value for fault in admitted.faults.values()],
         ballot_faults=decision.ballot_faults,
         is_vote=terms is not None,
+        asks_voters=isinstance(method, Rule) and method.needs_voters,
         gamma=gamma,
         radius=state.radius if terms and terms.bound else None,
+        custom_errors=failures,
+        honest_missing=count_missing(setup, admitted.faults),
     )
 
 
 def evaluate_round(
     federation: Federation, record: RoundRecord, state: State
 ) -> tuple[RoundRecord, State]:
-    """Measure the test accuracy when it is due; a loss that is not finite ends the curve."""
+    """Measure the model on test rows when it is due; a loss that is not finite ends the curve."""
     experiment = federation.config.experiment
     due = state.round % experiment.evaluate_every == 0 or state.round == experiment.rounds
     if not (due or state.diverged):
         return record, state
-    result = evaluate(federation.model, state.weights, federation.x_test, federation.y_test)
+    result = evaluate(
+        federation.model,
+        state.weights,
+        federation.x_test,
+        federation.y_test,
+        loss=federation.loss,
+    )
     recall = [share for share in result.class_recall if math.isfinite(share)]
     finite = math.isfinite(result.loss)
     return (
@@ -259,7 +277,28 @@ def evaluate_round(
             accuracy=result.accuracy,
             loss=result.loss,
             worst_class_recall=min(recall, default=None),
+            r2=result.r2,
+            mae=result.mae,
+            attack_success=_attack_success(federation, state),
             outcome=record.outcome if finite else Outcome.DIVERGED,
         ),
         replace(state, diverged=state.diverged or not finite),
     )
+
+
+def _attack_success(federation: Federation, state: State) -> float | None:
+    """The share of the test rows of other classes that are taken for the target once triggered."""
+    trigger = federation.trigger
+    if trigger is None:
+        return None
+    others = federation.x_test[federation.y_test != trigger.target]
+    if not len(others):
+        return None
+    name = f"attack {federation.config.attack.name!r}"
+    rows = guard(name, lambda: trigger.put_trigger(others.clone()))
+    if not isinstance(rows, Tensor) or (rows.shape, rows.dtype) != (others.shape, others.dtype):
+        raise PluginError(
+            f"{name}: put_trigger must return float32 rows of shape {tuple(others.shape)}; "
+            f"got {describe(rows)}"
+        )
+    return share_taken_for(federation.model, state.weights, rows, trigger.target)

@@ -123,6 +123,8 @@ def record_of(
         ballot_faults=[*absent, *[CONVICTED] * len(twice)],
         is_vote=True,
         gamma=learning.sent.gamma,
+        custom_errors=learning.failures,
+        honest_missing=learning.sent.honest_missing,
         radius=setup.state.radius,
     )
     fields = {name: getattr(record, name) for name in RoundRecord.__dataclass_fields__}

@@ -26,13 +26,14 @@ from holdout.custom_code import Kept
 from holdout.errors import MisuseError
 from holdout.federation.central import Proposals, propose
 from holdout.federation.coalition import Lies, gather, tell_lies
-from holdout.federation.custom_workers import ask_to_vote
+from holdout.federation.custom_workers import Heard, ask_to_vote, count_missing
 from holdout.federation.electorate import MarksOf, electorate_of, score_voters
 from holdout.federation.round_setup import RoundSetup
 from holdout.federation.vote_rehearsal import DeployedVote
 from holdout.ids import Digest, ProposalId, WorkerId
 from holdout.rounds import admit_proposals, bound_update
 from holdout.simulator.toy_learners import Learner
+from holdout.tracebacks import Failure
 from holdout.voting import Terms
 from holdout.workers import is_plain
 
@@ -50,6 +51,8 @@ class Sent:
     """What is wrong with those that are not valid gradients."""
     gamma: float | None
     """The strength of the lies, if they have one."""
+    honest_missing: int
+    """How many of them are those of honest custom workers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +101,7 @@ class RoundLearning:
         terms: How honest voters judge.
         places: The id of each proposer's proposal: its place among those drawn.
         worker_states: What workers keep of the round, as far as it has gone.
+        failures: What custom workers raised in it.
     """
 
     def __init__(self, setup: RoundSetup, params: Params) -> None:
@@ -110,6 +114,7 @@ class RoundLearning:
         self._scores = score_voters(setup)
         self._electorate = electorate_of(setup, self.terms)
         self.worker_states: dict[WorkerId, Kept] = {}
+        self.failures: list[Failure] = []
         self._marks: dict[tuple[Digest, ...], MarksOf] = {}
         self._read: dict[Digest, Tensor | None] = {}
         self._lies = frozenset(p for w, p in self.places.items() if w in setup.byzantine)
@@ -137,6 +142,7 @@ class RoundLearning:
         """What every proposer announces, the liars included."""
         setup, states = self._setup, self.worker_states
         states |= self._proposals.worker_states
+        self.failures.extend(self._proposals.failures)
         received: list[object] = [self.honest.get(place) for place in self.places.values()]
         gamma = None
         if setup.coalition:
@@ -152,11 +158,12 @@ class RoundLearning:
             received[self.places[worker]] = update
         admitted = admit_proposals(received, dimension=self._params.dimension)
         faults = [fault.value for fault in admitted.faults.values()]
+        missing = count_missing(setup, admitted.faults)
         payloads = _distinct(received, self._params)
         faults += [OUT_OF_RANGE] * sum(
             data is not None and _is_too_large(data, self._params) for data in payloads
         )
-        return Sent(dict(zip(self.places, payloads, strict=True)), faults, gamma)
+        return Sent(dict(zip(self.places, payloads, strict=True)), faults, gamma, missing)
 
     def _tell_lies(self) -> Lies:
         """What liars that keep to one version send; the ballots of those caught do not count."""
@@ -192,7 +199,8 @@ class RoundLearning:
         else:
             updates = {p: self._read[job.candidates[i].payload] for p, i in places.items()}
             valid = {p: update for p, update in updates.items() if update is not None}
-            names = ask_to_vote(self._setup, voter, self.terms, valid, self.worker_states)
+            heard = Heard(self.worker_states, self.failures)
+            names = ask_to_vote(self._setup, voter, self.terms, valid, heard)
         # A plug-in may name anything; what is not a candidate is ignored.
         given = names if isinstance(names, list | tuple) else ()
         return tuple(sorted({place for name, place in places.items() if name in given}))

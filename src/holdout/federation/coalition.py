@@ -1,25 +1,30 @@
 """The coalition's side of a round: what Byzantine proposers know, and what they send."""
 
-from collections.abc import Callable, Mapping, Sequence
+import copy
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from holdout import device
-from holdout.attacks import Deployed, DeployedRule, Lie, View
-from holdout.custom_code import Kept, describe, guard
+from holdout.attacks import Deployed, DeployedRule, Lie, MixedLie, View
+from holdout.custom_code import Kept, describe, guard, own_copies, untouched
+from holdout.data.datasets import Shard
 from holdout.errors import MisuseError, PluginError
 from holdout.federation.electorate import VoterScores, electorate_of, score_voters
 from holdout.federation.joint_ballots import JointVoters, memory_of
 from holdout.federation.joint_rehearsal import DeployedJointVote
+from holdout.federation.reports import Reporters
 from holdout.federation.round_setup import RoundSetup, rule_context
 from holdout.federation.vote_rehearsal import DeployedVote, ServerTally
 from holdout.ids import ProposalId, WorkerId
 from holdout.rounds import admit_proposals
 from holdout.rules import RULES
 from holdout.seeds import stream
+from holdout.tracebacks import is_custom
 from holdout.voting import Terms, tolerated_count
 from holdout.workers import HonestWorker
 
@@ -69,12 +74,29 @@ class Coalition:
 
     def held(self) -> tuple[Tensor, Tensor]:
         """Samples of its members and their true labels: `HELD` at most, drawn once a run."""
+        shard = self._held
+        return shard.x[shard.rows], shard.y[shard.rows]
+
+    @property
+    def root(self) -> Shard | None:
+        """What it takes for the server's own rows: as many of those that its members hold."""
+        root = self.setup.federation.root
+        return root and replace(self._held, rows=self._held.rows[: len(root.rows)])
+
+    @property
+    def _held(self) -> Shard:
         federation = self.setup.federation
         members = self.setup.honest_part(sorted(self.setup.byzantine))
         rows = torch.unique(torch.cat([member.shard.rows for member in members]))
         seed = stream(federation.seed, "held").generator_seed()
         drawn = rows[device.randperm(len(rows), generator=device.generator(seed))[:HELD]]
-        return members[0].shard.x[drawn], federation.labels[drawn]
+        return Shard(members[0].shard.x, federation.labels, drawn)
+
+    def own_batches(self) -> list[list[tuple[Tensor, Tensor]]]:
+        """The mini-batches behind its proposers' honest updates."""
+        setup = self.setup
+        liars = setup.honest_part([setup.committee.proposers[place] for place in self.copies])
+        return [liar.batches(setup.number) for liar in liars]
 
     @property
     def shown_messages(self) -> dict[str, Callable[[], Tensor]]:
@@ -162,14 +184,18 @@ def lie_to_server(
     method = setup.curve.method
     if not isinstance(method, Terms):
         ids = sorted([*coalition.guessed, *coalition.copies])
+        root, reporters = None, Reporters(setup)
+        if setup.federation.config.attack.knowledge != "omniscient":
+            root, reporters = coalition.root, replace(reporters, stand_ins=_stand_ins(setup))
         deployed = DeployedRule(
             method,
             coalition.standing,
             len(coalition.copies),
             coalition.f,
-            context=partial(rule_context, setup),
+            context=partial(rule_context, setup, root),
             places=[ids.index(copy) for copy in coalition.copies],
             tolerated=partial(tolerated_count, f=setup.federation.config.federation.f),
+            voters=reporters.about,
         )
         return tell_lies(coalition, deployed)
     if coalition.voters is not None:
@@ -208,6 +234,7 @@ def tell_lies(coalition: Coalition, deployed: Deployed) -> Lies:
         weights=setup.state.weights,
         learning_rate=setup.learning_rate,
         model=setup.federation.model,
+        loss=setup.federation.loss,
         count=count,
         proposers=len(setup.committee.proposers),
         known=coalition.known,
@@ -218,11 +245,18 @@ def tell_lies(coalition: Coalition, deployed: Deployed) -> Lies:
         baseline=lambda rule: DeployedRule(RULES[rule], coalition.standing, count, coalition.f),
         source=stream(setup.federation.seed, "attack", setup.number),
         run_source=stream(setup.federation.seed, "attack"),
+        own_batches=cache(coalition.own_batches),
         **coalition.shown_messages,
     )
     name = f"attack {setup.curve.attack!r}"
-    made = guard(name, lambda: act(view))
+    custom = is_custom(act)
+    shown = lent_view(view) if custom else view
+    with untouched(name, setup.federation.pool):
+        made = guard(name, lambda: act(shown), act)
     lie = made if isinstance(made, Lie) else Lie(made)
+    if custom:
+        copies: Any = own_copies(lie.updates), own_copies(lie.messages)
+        lie = Lie(copies[0], lie.gamma, copies[1])
     strength = lie.gamma
     if strength is not None:
         strength = guard(f"the gamma of {name}", partial(float, strength))
@@ -237,6 +271,54 @@ def tell_lies(coalition: Coalition, deployed: Deployed) -> Lies:
         # Whatever they send, they keep up what honest workers in their places would have kept.
         _, states = coalition.own_updates()
     return Lies(sent, strength, states, messages)
+
+
+def lent_view(view: View) -> View:
+    """The view as custom code gets it: whatever it does to what it sees changes nothing."""
+    return replace(
+        view,
+        weights=view.weights.clone(),
+        model=copy.deepcopy(view.model),
+        known=view.known.clone(),
+        own_updates=lambda: view.own_updates().clone(),
+        held=lambda: (view.held()[0].clone(), view.held()[1].clone()),
+        start=view.start.clone(),
+        deployed=LentDeployed(view.deployed),
+        baseline=lambda rule: LentDeployed(view.baseline(rule)),
+        messages=lambda: view.messages().clone(),
+        own_messages=lambda: view.own_messages().clone(),
+    )
+
+
+class LentDeployed:
+    """A deployed rule as custom code gets it: it can be asked, and nothing of it can be changed."""
+
+    __slots__ = ("__asked",)
+
+    def __init__(self, deployed: Deployed) -> None:
+        self.__asked = deployed
+
+    @property
+    def leaves_nobody_out(self) -> bool:
+        """Whether every update counts."""
+        return self.__asked.leaves_nobody_out
+
+    def selects(
+        self, base: Tensor, direction: Tensor, strengths: Sequence[float]
+    ) -> Iterable[bool]:
+        """For each strength, whether the lie is selected."""
+        return self.__asked.selects(base.clone(), direction.clone(), strengths)
+
+    def outcome(
+        self, lies: Sequence[Tensor | None], messages: Sequence[Tensor | None] | None = None
+    ) -> Tensor | None:
+        """The update that would be made."""
+        update = self.__asked.outcome(lies, messages)
+        return None if update is None else update.clone()
+
+    def reaches(self, basis: Tensor, trials: Sequence[MixedLie], along: Tensor) -> Sequence[float]:
+        """How far the outcome of each trial goes along a direction."""
+        return self.__asked.reaches(basis, trials, along)
 
 
 def _partly(sent: Sequence[object], honest: Tensor, share: float) -> list[object]:

@@ -1,51 +1,81 @@
-"""Asking custom workers: one that crashes is silent, and what it keeps is kept."""
+"""Asking custom workers: one that crashes is silent, and counted; what it keeps is kept."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 from torch import Tensor
 
-from holdout.custom_code import Kept, attempt, checked_copy, private_copy, takes
+from holdout.custom_code import (
+    Kept,
+    attempt,
+    checked_copy,
+    own_copies,
+    private_copy,
+    takes,
+    untouched,
+)
 from holdout.federation.round_setup import MOMENTUM, RoundSetup
 from holdout.ids import ProposalId, WorkerId
 from holdout.rounds import admit_proposals
+from holdout.tracebacks import Failure
 from holdout.voting import Terms
-from holdout.workers import Worker
+from holdout.workers import Worker, is_plain
+
+PROPOSE, VOTE = "propose", "vote"
+"""What is asked of a worker, as a round's record counts what it raises."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Heard:
+    """What comes of asking custom workers in a round, besides their answers."""
+
+    states: dict[WorkerId, Kept]
+    """What they keep."""
+    failures: list[Failure]
+    """What they raise."""
 
 
 def ask_to_propose(
-    setup: RoundSetup, number: WorkerId, worker: Worker, states: dict[WorkerId, Kept]
+    setup: RoundSetup,
+    number: WorkerId,
+    worker: Worker,
+    heard: Heard,
 ) -> object:
-    """A custom worker's update, None if it crashes; what it keeps goes into `states`."""
+    """A custom worker's update, None if it crashes."""
     asked = partial(
         worker.propose,
         setup.state.weights.clone(),
         round_number=setup.number,
         learning_rate=setup.learning_rate,
     )
-    update = _attempt_with_state(setup, number, asked, states)
+    update = own_copies(_attempt_with_state(setup, number, PROPOSE, asked, heard))
     valid = admit_proposals([update], dimension=len(setup.state.weights)).valid
-    return setup.with_momentum(number, valid[ProposalId(0)], states) if valid else update
+    return setup.with_momentum(number, valid[ProposalId(0)], heard.states) if valid else update
 
 
 def _attempt_with_state(
     setup: RoundSetup,
     number: WorkerId,
+    kind: str,
     asked: Callable[..., object],
-    states: dict[WorkerId, Kept],
+    heard: Heard,
 ) -> object:
-    """A custom worker's answer, None if it crashes; if it takes a state, that is kept in `states`.
+    """A custom worker's answer, None if it crashes; if it takes a state, that is kept.
 
     What a worker has written before it crashes is kept too.
     """
-    if not takes(asked, "state"):
-        return attempt(asked)
-    kept = private_copy(states.get(number, setup.state.worker_states.get(number, {})))
-    momentum = {MOMENTUM: kept.pop(MOMENTUM)} if MOMENTUM in kept else {}
-    answer = attempt(partial(asked, state=kept))
-    states[number] = checked_copy(f"worker {number}", kept) | momentum
-    return answer
+    owner = f"worker {number}"
+    ask = partial(attempt, kind=kind, owner=f"{owner}, asked to {kind},", failures=heard.failures)
+    with untouched(owner, setup.federation.pool):
+        if not takes(asked, "state"):
+            return ask(asked)
+        kept = private_copy(heard.states.get(number, setup.state.worker_states.get(number, {})))
+        momentum = {MOMENTUM: kept.pop(MOMENTUM)} if MOMENTUM in kept else {}
+        answer = ask(partial(asked, state=kept))
+        heard.states[number] = checked_copy(owner, kept) | momentum
+        return answer
 
 
 def ask_to_vote(
@@ -53,7 +83,7 @@ def ask_to_vote(
     voter: WorkerId,
     terms: Terms,
     proposals: Mapping[ProposalId, Tensor],
-    states: dict[WorkerId, Kept],
+    heard: Heard,
 ) -> object:
     """What a custom worker sends as its ballot; None if it crashes."""
     asked = partial(
@@ -64,5 +94,26 @@ def ask_to_vote(
         learning_rate=setup.learning_rate,
         terms=terms,
     )
-    ballot: Any = _attempt_with_state(setup, voter, asked, states)
-    return attempt(lambda: ballot.message)
+    before = len(heard.failures)
+    ballot: Any = _attempt_with_state(setup, voter, VOTE, asked, heard)
+    if len(heard.failures) > before:
+        return None
+    # Whatever is no ballot raises here, and is counted too.
+    return own_copies(
+        attempt(
+            lambda: ballot.message,
+            kind=VOTE,
+            owner=f"worker {voter}, asked to {VOTE}, must return a ballot and",
+            failures=heard.failures,
+        )
+    )
+
+
+def count_missing(setup: RoundSetup, rejected: Collection[ProposalId]) -> int:
+    """How many of the rejected proposals are those of honest custom workers."""
+    proposers = setup.committee.proposers
+    return sum(
+        proposers[place] not in setup.byzantine
+        and not is_plain(setup.federation.workers[proposers[place]])
+        for place in rejected
+    )

@@ -25,7 +25,7 @@ from holdout.agreement.messages import Finished
 from holdout.agreement.params import MILLISECOND, Genesis, Params, Timing
 from holdout.agreement.safety import Safety
 from holdout.agreement.sortition import Role
-from holdout.custom_code import attempt, takes
+from holdout.custom_code import attempt, takes, untouched
 from holdout.errors import MisuseError
 from holdout.federation.central import evaluate_round, last_honest
 from holdout.federation.chain_record import (
@@ -37,9 +37,11 @@ from holdout.federation.chain_record import (
     record_of,
 )
 from holdout.federation.cluster_learning import RoundLearning, from_payload, to_payload
+from holdout.federation.custom_workers import PROPOSE
 from holdout.federation.network_sizes import params_of
 from holdout.federation.round_setup import Curve, Federation, RoundSetup, State
 from holdout.ids import Digest, RoundNumber, WorkerId
+from holdout.learning.schedules import rate_at
 from holdout.learning.vector import norm
 from holdout.rounds import RoundRecord, admit_proposals
 from holdout.seeds import stream
@@ -48,6 +50,7 @@ from holdout.simulator.adversaries_agreement import corrupt
 from holdout.simulator.cluster import Cluster, Durations, Watcher, found
 from holdout.simulator.network import BYTES_PER_MICROSECOND
 from holdout.simulator.nodes import SimulatedNode
+from holdout.tracebacks import Failure
 from holdout.voting import Committee
 from holdout.workers import Worker, is_plain, propose_together
 
@@ -70,6 +73,8 @@ def run_round(federation: Federation, curve: Curve, state: State) -> tuple[Round
     tip = ledger.tip()
     setup = _draw_lots(federation, curve, state, network, tip)
     learning = RoundLearning(setup, network.params)
+    # What was raised before round 1 is told with it.
+    learning.failures.extend(() if chain else network.failures)
     played = _play(network, setup, learning, chain, model)
     next_state = _next_state(setup, learning, played, chain, network.params)
     record, ended = evaluate_round(
@@ -89,6 +94,8 @@ class FoundedNetwork:
     genesis: Genesis
     first_model: bytes
     seed: int
+    failures: Sequence[Failure] = ()
+    """What custom workers raised when they were asked for the first radius."""
 
     def keys(self) -> SimulatedKeys:
         """The workers' keys, with a verifier that remembers nothing yet."""
@@ -113,18 +120,19 @@ def network_of(federation: Federation, rule: str) -> FoundedNetwork:
     config, seed = federation.config, federation.seed
     shapes = [tuple(parameter.shape) for parameter in federation.model.parameters()]
     first = to_payload(federation.initial_weights)
+    failures: list[Failure] = []
     params = params_of(
         config,
         rule,
         shapes=shapes,
         model_first=aggregate.model_digest(shapes, first),
-        radius_first=_first_radius(federation),
+        radius_first=_first_radius(federation, failures),
     )
     genesis = found(params, SimulatedKeys(seed, params.workers), seed)
-    return FoundedNetwork(params, genesis, first, seed)
+    return FoundedNetwork(params, genesis, first, seed, failures)
 
 
-def _first_radius(federation: Federation) -> float:
+def _first_radius(federation: Federation, failures: list[Failure]) -> float:
     """r_1: the median norm of what workers would send on w_1, as they report it before round 1.
 
     Without it the first round would have no bound, and one function-preserving rescaling accepted
@@ -133,18 +141,25 @@ def _first_radius(federation: Federation) -> float:
     everybody = enumerate(federation.workers)
     honest = [worker for place, worker in everybody if place not in federation.byzantine]
     weights = federation.initial_weights
-    before, rate = RoundNumber(0), federation.config.training.learning_rate
+    config, before = federation.config, RoundNumber(0)
+    rate = rate_at(config.training, 1, rounds=config.experiment.rounds)
     together = propose_together(
         [w for w in honest if is_plain(w)], weights, round_number=before, learning_rate=rate
     )
 
     def ask(worker: Worker) -> object:
         asked = partial(worker.propose, weights.clone(), round_number=before, learning_rate=rate)
-        return attempt(partial(asked, state={}) if takes(asked, "state") else asked)
+        with untouched("a custom worker", federation.pool):
+            return attempt(
+                partial(asked, state={}) if takes(asked, "state") else asked,
+                kind=PROPOSE,
+                owner="a worker, asked for the length of its update before round 1,",
+                failures=failures,
+            )
 
     alone = [ask(worker) for worker in honest if not is_plain(worker)]
     gradients = admit_proposals([*together, *alone], dimension=len(weights)).valid
-    sent = 1 - federation.config.training.worker_momentum
+    sent = 1 - config.training.worker_momentum
     reported = sorted(sent * norm(gradient) for gradient in gradients.values())
     middle = (len(federation.workers) + 1) // 2 - 1
     return reported[middle] if middle < len(reported) else 0.0

@@ -165,11 +165,13 @@ class Electorate:
             proposals=proposals,
             coalition=coalition,
             approve_count=self.terms.approve_count(len(proposals)),
-            honest_ballot=lambda: self.honest_ballot(voter, proposals, marks_of).message,
-            ranking=lambda: rank(marks_of(voter).losses),
+            honest_ballot=lambda: list(self.honest_ballot(voter, proposals, marks_of).message),
+            ranking=lambda: list(rank(marks_of(voter).losses)),
             source=stream(self.seed, "ballot", self.round_number, voter),
         )
-        ballot = guard("the attack on ballots", lambda: self.ballot_attack(view))
+        ballot = guard(
+            "the attack on ballots", lambda: self.ballot_attack(view), self.ballot_attack
+        )
         return list(ballot) if isinstance(ballot, Sequence) else ballot
 
 

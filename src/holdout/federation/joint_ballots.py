@@ -9,13 +9,14 @@ from torch import Tensor
 
 from holdout import device
 from holdout.attacks import CoalitionView, MessageView
-from holdout.custom_code import Kept, guard
-from holdout.federation.custom_workers import ask_to_vote
+from holdout.custom_code import Kept, Lent, guard, own_copies
+from holdout.federation.custom_workers import Heard, ask_to_vote
 from holdout.federation.round_setup import RoundSetup, State
 from holdout.ids import WorkerId
 from holdout.joint_vote import JointMemory, norms_of
 from holdout.rounds import admit_proposals
 from holdout.seeds import stream
+from holdout.tracebacks import is_custom
 from holdout.voting import Terms
 from holdout.workers import HonestWorker, is_plain, judge_together
 
@@ -26,8 +27,8 @@ class JointVoters:
 
     setup: RoundSetup
     terms: Terms
-    states: dict[WorkerId, Kept]
-    """What custom workers keep when they vote goes here."""
+    heard: Heard
+    """What custom workers keep and raise when they vote goes here."""
     stand_ins: Mapping[WorkerId, HonestWorker] = field(default_factory=dict)
     """Whose data is taken for a voter's; others speak for themselves."""
 
@@ -41,7 +42,7 @@ class JointVoters:
         sent: dict[WorkerId, object] = dict(self._ask(together))
         for voter in drawn:
             if voter not in together:
-                sent[voter] = ask_to_vote(setup, voter, self.terms, {}, self.states)
+                sent[voter] = ask_to_vote(setup, voter, self.terms, {}, self.heard)
         return {voter: sent[voter] for voter in drawn}
 
     @property
@@ -83,19 +84,27 @@ class JointVoters:
         """What the Byzantine voters send, given the lies that are proposed."""
         if not self.liars:
             return []
-        setup = self.setup
-        shared = CoalitionView(proposed, self.known, self._usual_norm)
+        setup, attack = self.setup, self.setup.message_attack
+        custom = is_custom(attack)
+        shared = None if custom else CoalitionView(proposed, self.known, self._usual_norm)
+        lent = [Lent(lie) for lie in proposed] if custom else []
 
         def lie(voter: WorkerId) -> object:
             view = MessageView(
                 voter,
-                shared,
-                own=lambda: self.own[voter],
+                shared
+                or CoalitionView([copy() for copy in lent], self._lent_known(), self._usual_norm),
+                own=lambda: self.own[voter].clone() if custom else self.own[voter],
                 source=stream(setup.federation.seed, "ballot", setup.number, voter),
             )
-            return guard("the attack on ballots", lambda: setup.message_attack(view))
+            sent = guard("the attack on ballots", lambda: attack(view), attack)
+            return own_copies(sent) if custom else sent
 
         return [lie(voter) for voter in self.liars]
+
+    @cached_property
+    def _lent_known(self) -> Lent:
+        return Lent(self.known)
 
     def _ask(self, workers: Mapping[WorkerId, HonestWorker]) -> dict[WorkerId, Tensor]:
         setup = self.setup
@@ -111,10 +120,12 @@ class JointVoters:
         return dict(zip(workers, rows, strict=True))
 
 
-def joint_voters(setup: RoundSetup, states: dict[WorkerId, Kept]) -> JointVoters | None:
+def joint_voters(setup: RoundSetup, heard: Heard) -> JointVoters | None:
     """This round's voters, if the rule is a vote with joint ballots."""
     terms = setup.curve.terms
-    return JointVoters(setup, terms, states) if terms is not None and terms.is_joint else None
+    if terms is None or not terms.is_joint:
+        return None
+    return JointVoters(setup, terms, heard)
 
 
 DIRECTION, MESSAGE_RADIUS, ROUNDS = "direction", "message_radius", "rounds"

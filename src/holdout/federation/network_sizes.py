@@ -15,6 +15,7 @@ from holdout.agreement.params import Params, RoleDraw, TallyRule
 from holdout.agreement.sizing import NetworkSizes, Risk
 from holdout.config import Config
 from holdout.ids import Digest
+from holdout.learning.schedules import rates_of
 
 PAPER = "holdout-paper"
 """The rule whose ballots are full and counted to the letter."""
@@ -77,17 +78,13 @@ def params_of(
     radius_first: float,
 ) -> Params:
     """The constants of a run, the same for every worker."""
-    sizes, training = sizes_of(config), config.training
-    rates: tuple[float, ...] = (training.learning_rate,)
-    if training.schedule == "inverse":
-        # By the number of steps, not of rounds: an empty round does not burn the schedule.
-        rates = tuple(training.learning_rate / t for t in range(1, config.experiment.rounds + 1))
-    return sizes.params(
+    return sizes_of(config).params(
         workers=config.federation.workers,
         f=config.federation.f,
         shapes=shapes,
         model_first=model_first,
-        rates=rates,
+        # By the number of steps, not of rounds: an empty round does not burn the schedule.
+        rates=rates_of(config.training, rounds=config.experiment.rounds),
         radius_first=radius_first,
         tally=TallyRule.PAPER if rule == PAPER else TallyRule.COMPLETION,
     )

@@ -15,14 +15,21 @@ from torch import Tensor, nn
 from holdout.attacks import (
     BALLOT_ATTACKS,
     MESSAGE_ATTACKS,
+    REPORT_ATTACKS,
     Attack,
     BallotAttack,
     MessageAttack,
+    ReportAttack,
+    Triggering,
 )
 from holdout.attacks.schedule import Schedule
 from holdout.config import Config
 from holdout.custom_code import Kept, guard, private_copy
+from holdout.data.datasets import Shard
+from holdout.federation.root_set import RootSet
 from holdout.ids import ProposalId, RoundNumber, WorkerId
+from holdout.learning.losses import CROSS_ENTROPY, Loss
+from holdout.learning.schedules import rate_at
 from holdout.rules import Rule, RuleContext
 from holdout.seeds import stream
 from holdout.voting import Committee, Terms, draw_committee
@@ -47,6 +54,14 @@ class Federation:
     byzantine: frozenset[WorkerId]
     x_test: Tensor
     y_test: Tensor
+    classes: int | None
+    root: Shard | None = None
+    """The server's own clean rows, if it has any."""
+    trigger: Triggering | None = None
+    """The attack whose success on triggered rows is measured, on curves without liars too."""
+    loss: Loss = CROSS_ENTROPY
+    pool: Sequence[Tensor] = ()
+    """The data that all workers share, which custom ones must not change."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -62,6 +77,8 @@ class Curve:
     ballot_attack: BallotAttack
     message_attack: MessageAttack = MESSAGE_ATTACKS["honest"]
     """How Byzantine voters lie where ballots are joint."""
+    report_attack: ReportAttack = REPORT_ATTACKS["honest"]
+    """How Byzantine voters lie where a rule asks for reports."""
 
     @property
     def terms(self) -> Terms | None:
@@ -132,6 +149,11 @@ class RoundSetup:
         """What Byzantine voters send in this round where ballots are joint."""
         return self.curve.message_attack if self.lie_share else MESSAGE_ATTACKS["honest"]
 
+    @property
+    def report_attack(self) -> ReportAttack:
+        """What Byzantine voters report in this round where a rule asks them."""
+        return self.curve.report_attack if self.lie_share else REPORT_ATTACKS["honest"]
+
     @cached_property
     def coalition(self) -> frozenset[ProposalId]:
         """The proposals that liars send together."""
@@ -189,7 +211,8 @@ class RoundSetup:
 
 def draw_round(federation: Federation, curve: Curve, state: State) -> RoundSetup:
     """The round after this state, with the committee that a truthful server draws."""
-    settings, training = federation.config.federation, federation.config.training
+    config = federation.config
+    settings = config.federation
     number = RoundNumber(state.round + 1)
     redraw = federation.byzantine if settings.redraw_until_honest_majority else None
     committee = draw_committee(
@@ -201,16 +224,35 @@ def draw_round(federation: Federation, curve: Curve, state: State) -> RoundSetup
         round_number=number,
         redraw_until_honest=redraw,
     )
-    slower = number if training.schedule == "inverse" else 1
-    return RoundSetup(federation, curve, state, committee, training.learning_rate / slower)
+    rate = rate_at(config.training, number, rounds=config.experiment.rounds)
+    return RoundSetup(federation, curve, state, committee, rate)
 
 
-def rule_context(setup: RoundSetup) -> RuleContext:
-    """What a rule may know in this round; whatever it does to it changes nothing here."""
+def rule_context(setup: RoundSetup, root: Shard | None = None) -> RuleContext:
+    """What a rule may know in this round; whatever it does to it changes nothing here.
+
+    Args:
+        setup: The round.
+        root: The rows that are taken for the server's; without it, the server's own.
+    """
+    held = root or setup.federation.root
     return RuleContext(
         round_number=setup.number,
         weights=setup.state.weights.clone(),
         learning_rate=setup.learning_rate,
         source=stream(setup.federation.seed, "rule", setup.number),
         state=private_copy(setup.state.rule_state),
+        root=None if held is None else _root_set(setup, held),
+    )
+
+
+def _root_set(setup: RoundSetup, held: Shard) -> RootSet:
+    return RootSet(
+        setup.federation.model,
+        setup.state.weights,
+        setup.learning_rate,
+        setup.federation.config.training.local_steps,
+        setup.federation.loss,
+        held.x[held.rows],
+        held.y[held.rows],
     )

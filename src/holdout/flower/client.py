@@ -2,7 +2,7 @@
 
 There are two ways. `vote_mod` calls the client's `@app.evaluate()` once for the current model and
 once for each candidate, whatever the framework. `vote` scores all of them in one batched evaluation
-with cross-entropy, for a torch classifier. Either way the client itself casts the ballot, by the
+for a torch model. Either way the client itself casts the ballot, by the
 terms that the message states; losses never leave it.
 """
 
@@ -22,6 +22,7 @@ from holdout.flower.metrics import LOSS_ENDING, find_metric
 from holdout.flower.vote_messages import VoteCall, is_vote
 from holdout.ids import RoundNumber, WorkerId
 from holdout.learning import scoring
+from holdout.learning.losses import find_loss
 from holdout.workers import HonestWorker, Recipe
 
 ClientFunction = Callable[[Message, Context], Message]
@@ -80,16 +81,18 @@ def vote(
     y: Tensor,
     seed: int = 0,
     worker_id: int | None = None,
+    loss: str = "cross-entropy",
 ) -> Message:
-    """Answer a vote message in one batched evaluation of a torch classifier.
+    """Answer a vote message in one batched evaluation of a torch model.
 
     Args:
         message: What `@app.evaluate("vote")` got.
         model: Returns logits; its parameters must be all its state (no batch norm).
         x: The client's holdout samples, float32.
-        y: Their labels, int64.
+        y: Their labels, int64, or real-valued targets, (n, k) of float32.
         seed: With the round and `worker_id`, decides which `holdout_samples` of them are used.
         worker_id: The client's number in that draw; by default the node's id.
+        loss: What it judges by, as `training.loss` names it: cross-entropy, mse or custom code.
 
     Example:
         >>> from flwr.clientapp import ClientApp
@@ -103,7 +106,7 @@ def vote(
     order = _columns(call.layout, model)
     candidates = call.stacked if order is None else call.stacked[:, order].contiguous()
     worker = message.metadata.dst_node_id if worker_id is None else worker_id
-    recipe = Recipe(1, 1, call.holdout_samples or len(x))
+    recipe = Recipe(1, 1, call.holdout_samples or len(x), loss=find_loss(loss))
     shard = Shard(x, y, device.arange(len(x)))
     # The samples are drawn as every worker draws them.
     rows = HonestWorker(WorkerId(worker), model, shard, recipe, seed).holdout_rows(
@@ -112,7 +115,7 @@ def vote(
     was_training = model.training
     model.eval()
     try:
-        losses = scoring.sample_losses(model, candidates, x[rows], y[rows])
+        losses = scoring.sample_losses(model, candidates, x[rows], y[rows], loss=recipe.loss)
     finally:
         model.train(was_training)
     means = losses.mean(dim=1, dtype=torch.float64).tolist()

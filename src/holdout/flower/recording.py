@@ -20,6 +20,7 @@ from flwr.app import MetricRecord
 
 import holdout
 from holdout import results
+from holdout.curve_rows import MOVED, summarise
 from holdout.flower.metrics import LOSS_ENDING, find_metric
 from holdout.results import RunFolder
 from holdout.rounds import RoundRecord
@@ -69,7 +70,7 @@ class RoundReport:
         """The numbers for Flower's `Result`."""
         record = self.record
         numbers: dict[str, int | float] = {
-            "step": int(record.outcome in results.MOVED),
+            "step": int(record.outcome in MOVED),
             "proposals-accepted": self.accepted,
             "proposals-rejected": sum(record.rejected_proposals.values()),
         }
@@ -174,7 +175,7 @@ def recording(
                 nodes = {str(number): str(node) for node, number in numbers.items()}
                 recorder.folder.write(NODES, results.to_json(nodes, indent=1) + "\n")
         if recorder.folder is not None:
-            summary = results.summarise(recorder.lines, config=config, environment=_environment())
+            summary = summarise(recorder.lines, config=config, environment=_environment())
             recorder.folder.write(results.SUMMARY, results.to_json(summary, indent=1) + "\n")
 
 

@@ -10,7 +10,6 @@ from typing import Any, Literal
 import torch
 from flwr.app import Message, Metadata
 
-from holdout import device
 from holdout.custom_code import checked_copy, private_copy
 from holdout.errors import InfeasibleError
 from holdout.flower.base import CheckedStrategy, count_problems, timeout_problems
@@ -277,8 +276,9 @@ class Robust(CheckedStrategy):
             return problems
         # Even if every proposer sends a valid update.
         try:
-            rule(
-                device.zeros(self.num_proposers, 1),
+            rule.check_feasible(
+                self.rule,
+                n=self.num_proposers,
                 f=tolerated_count(self.num_proposers, self._exact_fraction()),
             )
         except InfeasibleError as error:
@@ -312,5 +312,8 @@ def _find_rule(name: str) -> Rule:
     rule = find_rule(name)
     if rule is None:
         front = " or ".join(f'"{pre}+"' for pre in PRE_AGGREGATIONS)
-        raise ValueError(f"must be one of {', '.join(RULES)}, with {front} in front if you like")
+        usable = ", ".join(name for name, known in RULES.items() if known.needs_updates_alone)
+        raise ValueError(f"must be one of {usable}, with {front} in front if you like")
+    if not rule.needs_updates_alone:
+        raise ValueError("asks the server's own rows or voters, which this strategy does not have")
     return rule

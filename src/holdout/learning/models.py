@@ -18,6 +18,7 @@ from torch.nn.parameter import is_lazy
 
 from holdout import device
 from holdout.errors import ModelError
+from holdout.tracebacks import with_place
 
 T = TypeVar("T")
 ModelFactory = Callable[[tuple[int, ...], int], nn.Module]
@@ -98,6 +99,7 @@ def build(factory: ModelFactory, shape: tuple[int, ...], classes: int, *, seed: 
         if not isinstance(model, nn.Module):
             raise ModelError(f"a model factory returns a torch.nn.Module; got {type(model)!r}")
         _check_state(model)
+        model = device.place(model)
         _check_function(model, shape, classes)
     return model
 
@@ -127,10 +129,8 @@ def _call(action: Callable[[], T], failure: str, shape: tuple[int, ...], classes
     except ModelError:
         raise
     except Exception as error:
-        raise ModelError(
-            f"a model must fit samples of shape {shape} and {classes} classes; {failure}: {error}"
-            f"{_hint(shape)}"
-        ) from error
+        message = f"a model must fit samples of shape {shape} and {classes} classes; {failure}"
+        raise ModelError(with_place(f"{message}: {error}{_hint(shape)}", error)) from error
 
 
 def _check_state(model: nn.Module) -> None:
@@ -164,7 +164,13 @@ def _check_function(model: nn.Module, shape: tuple[int, ...], classes: int) -> N
     with torch.no_grad():
         before = torch.get_rng_state()
         model.train()
-        logits = call(lambda: model(x.clone()), "the forward pass failed")
+        given = x.clone()
+        logits = call(lambda: model(given), "the forward pass failed")
+        if not torch.equal(given, x):
+            raise ModelError(
+                "a model must leave its input as it is (an operation in place, such as "
+                "nn.ReLU(inplace=True), cannot come first); its forward pass changes it"
+            )
         _check_logits(logits, shape, classes)
         others = {
             "a second pass": call(lambda: model(x.clone()), "the second pass failed"),

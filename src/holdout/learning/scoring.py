@@ -25,6 +25,7 @@ from holdout import device, parallel
 from holdout.errors import MisuseError
 from holdout.learning import layers, vector
 from holdout.learning.layers import Affine, Step
+from holdout.learning.losses import CROSS_ENTROPY, Loss
 from holdout.learning.sparse import Sparse, Table
 
 # Floats in a block's widest activations: 8 MB measured best with caches of 1 MB (L2), 32 MB (L3).
@@ -68,8 +69,10 @@ def takes_sparse(model: nn.Module, shape: tuple[int, ...]) -> bool:
     return plan is not None and plan.takes_sparse
 
 
-def sample_losses(model: nn.Module, candidates: Tensor, x: Samples, y: Tensor) -> Tensor:
-    """The cross-entropy of each candidate on each sample, (m, s); NaN counts as +inf."""
+def sample_losses(
+    model: nn.Module, candidates: Tensor, x: Samples, y: Tensor, *, loss: Loss = CROSS_ENTROPY
+) -> Tensor:
+    """The loss of each candidate on each sample, (m, s); NaN counts as +inf."""
     _check(model, candidates, x, y)
     losses = device.empty(len(candidates), len(x))
     plan = _plan(model, tuple(x.shape[1:]))
@@ -77,14 +80,17 @@ def sample_losses(model: nn.Module, candidates: Tensor, x: Samples, y: Tensor) -
         x = x.dense()
     with torch.no_grad():
         if plan is None:
-            _call(model, candidates, x.dense() if isinstance(x, Sparse) else x, y, losses)
+            _call(
+                model, candidates, x.dense() if isinstance(x, Sparse) else x, y, losses, loss=loss
+            )
         else:
             for rows in _chunks(len(candidates), vector.dimension(model), plan.widest):
                 chunk = candidates[rows]
                 # Torch's own threads share a large matrix product better than ours do.
                 apart = isinstance(x, Sparse) or isinstance(plan.first.module, nn.Conv2d)
                 later = chunk[:, plan.first.stop :]
-                _run(plan, _head(plan, chunk, x), later, y, losses[rows], apart=apart)
+                head = _head(plan, chunk, x)
+                _run(plan, head, later, y, losses[rows], loss=loss, apart=apart)
     return losses.nan_to_num_(nan=torch.inf, posinf=torch.inf)
 
 
@@ -95,8 +101,16 @@ class Combinations:
     """
 
     def __init__(
-        self, model: nn.Module, weights: Tensor, directions: Tensor, x: Samples, y: Tensor
+        self,
+        model: nn.Module,
+        weights: Tensor,
+        directions: Tensor,
+        x: Samples,
+        y: Tensor,
+        *,
+        loss: Loss = CROSS_ENTROPY,
     ) -> None:
+        self._loss = loss
         self._base = torch.cat([weights.unsqueeze(0), directions])
         _check(model, self._base, x, y)
         self._model, self._y = model, y
@@ -126,7 +140,9 @@ class Combinations:
                     return losses.nan_to_num_(nan=torch.inf, posinf=torch.inf)
             for rows in _chunks(len(coefficients), len(weights), 0):
                 candidates = torch.addmm(weights, coefficients[rows], directions)
-                losses[rows] = sample_losses(self._model, candidates, self._x, self._y)
+                losses[rows] = sample_losses(
+                    self._model, candidates, self._x, self._y, loss=self._loss
+                )
         return losses
 
     def _pays(self, first: Affine, candidates: int) -> bool:
@@ -149,7 +165,7 @@ class Combinations:
             def head(block: slice, combine: Callable[[Tensor], Tensor] = combine) -> Tensor:
                 return combine(apply(block))
 
-            _run(plan, head, mix[rows] @ later, self._y, losses[rows])
+            _run(plan, head, mix[rows] @ later, self._y, losses[rows], loss=self._loss)
 
     def _first_layer(self, plan: _Plan) -> Head:
         """The first layer of each direction: (directions, block, outputs), or images of all."""
@@ -230,7 +246,14 @@ def _direct(first: Affine, vectors: Tensor) -> Callable[[Tensor], Tensor]:
 
 
 def _run(
-    plan: _Plan, head: Head, later: Tensor, y: Tensor, losses: Tensor, *, apart: bool = True
+    plan: _Plan,
+    head: Head,
+    later: Tensor,
+    y: Tensor,
+    losses: Tensor,
+    *,
+    loss: Loss,
+    apart: bool = True,
 ) -> None:
     """Fill in the losses of the candidates whose weights after the first layer are `later`."""
     tail = [_stacked(step, later, plan.first.stop) for step in plan.after]
@@ -240,7 +263,7 @@ def _run(
             h = head(block)
             for layer in tail:
                 h = layer(h)
-            losses[:, block] = _cross_entropy_(h, y[block])
+            losses[:, block] = loss.stacked(h, y[block])
 
     blocks = _blocks(len(y), len(later) * plan.widest)
     if apart:
@@ -285,21 +308,16 @@ def _columns(h: Tensor, count: int) -> Tensor:
     return h.reshape(len(h), count, -1).permute(1, 2, 0)
 
 
-def _cross_entropy_(logits: Tensor, y: Tensor) -> Tensor:
-    """The losses of logits (m, classes, n), which are overwritten; NaN where they overflow."""
-    top = logits.amax(1)
-    target = logits.gather(1, y.expand(len(logits), 1, -1)).squeeze(1)
-    return logits.sub_(top.unsqueeze(1)).exp_().sum(1).log_().add_(top.sub_(target))
-
-
-def _call(model: nn.Module, candidates: Tensor, x: Tensor, y: Tensor, losses: Tensor) -> None:
+def _call(
+    model: nn.Module, candidates: Tensor, x: Tensor, y: Tensor, losses: Tensor, *, loss: Loss
+) -> None:
     """The losses of a model that can only be called as a whole."""
     for candidate, row in zip(candidates, losses, strict=True):
         parameters = vector.unflatten(model, candidate)
         for start in range(0, len(x), BLOCK_SAMPLES_GENERAL):
             block = slice(start, start + BLOCK_SAMPLES_GENERAL)
             logits = vector.call(model, parameters, x[block])
-            row[block] = _cross_entropy_(logits.t().clone().unsqueeze(0), y[block])
+            row[block] = loss.stacked(logits.t().clone().unsqueeze(0), y[block])[0]
 
 
 def _plan(model: nn.Module, shape: tuple[int, ...]) -> _Plan | None:
@@ -323,12 +341,13 @@ def _check(model: nn.Module, candidates: Tensor, x: Samples, y: Tensor) -> None:
     if candidates.dim() != 2 or candidates.shape[1] != d:  # noqa: PLR2004
         raise MisuseError(f"candidates are (m, d) with d={d}; got shape {tuple(candidates.shape)}")
     kind = x.values.dtype if isinstance(x, Sparse) else x.dtype
-    if candidates.dtype != torch.float32 or kind != torch.float32 or y.dtype != torch.int64:
+    fits = y.dtype == torch.int64 or (y.dtype == torch.float32 and y.dim() == 2)  # noqa: PLR2004
+    if candidates.dtype != torch.float32 or kind != torch.float32 or not fits:
         raise MisuseError(
             f"weights and samples are float32, labels int64; "
             f"got {candidates.dtype}, {kind}, {y.dtype}"
         )
-    if y.shape != x.shape[:1]:
+    if len(y) != len(x) or (y.dtype == torch.int64 and y.dim() != 1):
         raise MisuseError(
             f"each of {len(x)} samples needs one label; got labels of shape {tuple(y.shape)}"
         )

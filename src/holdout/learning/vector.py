@@ -11,7 +11,8 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from holdout import device
-from holdout.errors import HoldoutError, MisuseError, PluginError
+from holdout.custom_code import guard
+from holdout.errors import MisuseError
 
 
 class ProposalFault(StrEnum):
@@ -89,12 +90,7 @@ def unflatten(model: nn.Module, vector: Tensor) -> dict[str, Tensor]:
 
 def call(model: nn.Module, parameters: dict[str, Tensor], x: Tensor) -> Tensor:
     """The logits of the model with these parameters; its errors are reported as the model's."""
-    try:
-        logits: Tensor = functional_call(model, parameters, (x,))
-    except HoldoutError:
-        raise
-    except Exception as error:
-        raise PluginError(f"the model raised {type(error).__name__}: {error}") from error
+    logits: Tensor = guard("the model", lambda: functional_call(model, parameters, (x,)))
     return logits
 
 

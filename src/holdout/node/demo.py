@@ -116,6 +116,7 @@ class LyingWorker:
                 baseline=lambda rule: DeployedRule(RULES[rule], known, 1, 1),
                 source=stream(self.seed, "attack", round_number),
                 run_source=stream(self.seed, "attack"),
+                own_batches=lambda: [self.honest.batches(round_number)],
             )
         )
         updates = made.updates if isinstance(made, Lie) else made

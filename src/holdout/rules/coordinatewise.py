@@ -27,8 +27,13 @@ _BLOCK = 1 << 15
 def mean(updates: Tensor, *, f: int) -> Tensor:
     """The plain average, which a single Byzantine row can make anything, NaN and Inf included.
 
+        result = (1/n) Σ_i x_i
+
+    Source: McMahan, Moore, Ramage, Hampson, Agüera y Arcas, 2017, Communication-Efficient Learning
+    of Deep Networks from Decentralized Data, arXiv 1602.05629.
+
     Args:
-        updates: The updates, (n, d).
+        updates: The updates x_i, (n, d).
         f: How many of them may be lies; the mean is the same whatever it is.
 
     Example:
@@ -42,8 +47,13 @@ def mean(updates: Tensor, *, f: int) -> Tensor:
 def median(updates: Tensor, *, f: int) -> Tensor:
     """The middle value of each coordinate; of an even number, the mean of the middle two.
 
+        result[k] = median{x_1[k], ..., x_n[k]}
+
+    Source: Yin, Chen, Ramchandran, Bartlett, 2018, Byzantine-Robust Distributed Learning: Towards
+    Optimal Statistical Rates, arXiv 1803.01498.
+
     Args:
-        updates: The updates, (n, d).
+        updates: The updates x_i, (n, d).
         f: How many of them may be lies.
 
     Example:
@@ -58,10 +68,16 @@ def median(updates: Tensor, *, f: int) -> Tensor:
 
 
 def trimmed_mean(updates: Tensor, *, f: int) -> Tensor:
-    """The mean of each coordinate without its f smallest and f largest (Yin et al., 2018).
+    """The mean of each coordinate without its f smallest and f largest values.
+
+        x_(1)[k] <= ... <= x_(n)[k]  are the values of coordinate k in order
+        result[k] = 1/(n - 2f) Σ_{i = f+1 .. n-f} x_(i)[k]
+
+    Source: Yin, Chen, Ramchandran, Bartlett, 2018, Byzantine-Robust Distributed Learning: Towards
+    Optimal Statistical Rates, arXiv 1803.01498.
 
     Args:
-        updates: The updates, (n, d).
+        updates: The updates x_i, (n, d).
         f: How many of them may be lies.
 
     Example:
@@ -79,11 +95,16 @@ def trimmed_mean(updates: Tensor, *, f: int) -> Tensor:
 def mean_around_median(updates: Tensor, *, f: int) -> Tensor:
     """The mean of the n - f values nearest the median, per coordinate.
 
+        m[k]      = median{x_1[k], ..., x_n[k]}
+        result[k] = the mean of the n - f values x_i[k] of least |x_i[k] - m[k]|
+
     This is what the HoldOut SGD paper calls the trimmed mean. Of two values equally far from the
     median, the one in the lower row counts as nearer.
 
+    Source: Xie, Koyejo, Gupta, 2018, Generalized Byzantine-tolerant SGD, arXiv 1802.10116.
+
     Args:
-        updates: The updates, (n, d).
+        updates: The updates x_i, (n, d).
         f: How many of them may be lies.
 
     Example:

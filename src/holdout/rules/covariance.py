@@ -1,4 +1,4 @@
-"""A filter that looks at how updates vary together: CAF (Allouah, Guerraoui, Stephan, ICML 2025).
+"""Filters that look at how updates vary together: CAF and DnC.
 
 Lies that agree with each other hide in every coordinate, but as one direction they stand out of the
 spectrum of honest noise. CAF finds the direction in which the weighted updates vary most and takes
@@ -7,8 +7,12 @@ is left. The answer is the weighted mean of the pass in which the largest varian
 
 All of it follows from the n x n inner products of the updates: the covariance, d x d, has the
 eigenvalues of the centred inner products, weighted on both sides by the roots of the weights.
+
+DnC looks at a few random coordinates, finds the direction in which they vary most and drops those
+that go furthest along it.
 """
 
+import math
 from typing import TypeAlias
 
 import numpy as np
@@ -16,11 +20,15 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from holdout.errors import MisuseError
+from holdout import device
+from holdout.errors import InfeasibleError, MisuseError, UserError
 from holdout.parallel import keep_blas_to_one_thread
-from holdout.rules.distance import Matrix, central_row, centred_gram
+from holdout.rules.context import RuleContext, source_of
+from holdout.rules.distance import Matrix, central_row, centred_gram, mean_of_rows
 from holdout.rules.geometric import combined
+from holdout.rules.norms import norms
 from holdout.rules.rule import HONEST_MAJORITY, admit
+from holdout.seeds import Stream
 
 _FAR = 1e300
 """A squared norm above this is as good as infinite: sums of a few such products overflow."""
@@ -36,13 +44,25 @@ _TIED = 1e-12
 
 
 def caf(updates: Tensor, *, f: int) -> Tensor:
-    """The mean under the weights of `screen`: what varies most, and together, counts least.
+    """The mean under weights that fall for updates which vary most, and together.
+
+        c_i = 1 at first; while Σ_i c_i > n - 2f:
+            μ_c = Σ_i c_i x_i / Σ_i c_i
+            Σ_c = Σ_i c_i (x_i - μ_c)(x_i - μ_c)ᵀ / Σ_i c_i
+            λ, v = the largest eigenvalue of Σ_c and its eigenvector
+            τ_i = <v, x_i - μ_c>²
+            c_i = c_i (1 - τ_i / max{τ_j : c_j > 0})
+        result = the μ_c of least λ
 
     Rows that are not finite, or so far away that float64 overflows, are left out; each is one of
     the f.
 
+    Source: Allouah, Guerraoui, Stephan, 2025, Towards Trustworthy Federated Learning with Untrusted
+    Participants (covariance bound-agnostic filter), arXiv 2505.01874. The maximum over those that
+    still count is ours: one that is out and far away would keep the others' weights from falling.
+
     Args:
-        updates: The updates, (n, d).
+        updates: The updates x_i, (n, d).
         f: How many of them may be lies.
 
     Example:
@@ -178,3 +198,105 @@ def _furthest(grams: Matrix, weights: Matrix) -> tuple[Matrix, Matrix]:
     along = (vectors[:, None, :, -1] @ ways)[:, 0]
     variance = np.where(flat | (values[:, -1] * scale <= noise), 0.0, values[:, -1] * scale)
     return variance, np.square(along)
+
+
+def dnc(
+    updates: Tensor,
+    *,
+    f: int,
+    context: RuleContext | None = None,
+    iterations: int = 1,
+    coordinates: int = 10_000,
+    discard: float = 1.0,
+) -> Tensor:
+    """Divide and conquer: the mean without those furthest along the direction of most variance.
+
+        in each of the iterations:
+            r   = b random coordinates, or all if there are no more; x̃_i = x_i[r], μ̃ = their mean
+            v   = the top right singular vector of the rows x̃_i - μ̃
+            s_i = <x̃_i - μ̃, v>²
+            G   = the n - floor(c f) rows of least s_i
+        S      = the rows that are in every G; if there are none, those that are in most
+        result = 1/|S| Σ_{i in S} x_i
+
+    Rows that are not finite, or so long that float64 overflows, are out before, and each is one of
+    the floor(c f). Of equal s_i the lower index stays.
+
+    Source: Shejwalkar, Houmansadr, 2021, Manipulating the Byzantine: Optimizing Model Poisoning
+    Attacks and Defenses for Federated Learning, NDSS. The rule for an empty S is ours.
+
+    Args:
+        updates: The updates x_i, (n, d).
+        f: How many of them may be lies.
+        context: Where the coordinates are drawn from; without it, they are always the same.
+        iterations: How often updates are filtered; at least 1.
+        coordinates: How many coordinates are looked at each time, b; at least 1.
+        discard: How many updates are dropped each time, in multiples of f; c, at least 0.
+
+    Example:
+        >>> dnc(torch.tensor([[1.0, 0.0], [2.0, 1.0], [3.0, 0.0], [2.0, 99.0]]), f=1)
+        tensor([2.0000, 0.3333])
+    """
+    chosen = dnc_choice(
+        updates,
+        f=f,
+        context=context,
+        iterations=iterations,
+        coordinates=coordinates,
+        discard=discard,
+    )
+    return mean_of_rows(updates.detach(), chosen)
+
+
+def dnc_choice(
+    updates: Tensor,
+    f: int,
+    *,
+    context: RuleContext | None = None,
+    iterations: int = 1,
+    coordinates: int = 10_000,
+    discard: float = 1.0,
+) -> tuple[int, ...]:
+    """The indices, in increasing order, of the updates that `dnc` averages."""
+    updates = admit("dnc", updates, f=f, needs=HONEST_MAJORITY)
+    if iterations < 1 or coordinates < 1:
+        raise UserError(
+            f"dnc needs iterations >= 1 and coordinates >= 1; got {iterations} and {coordinates}"
+        )
+    if not (math.isfinite(discard) and discard >= 0):
+        raise UserError(f"dnc needs discard >= 0; got {discard}")
+    n, d = updates.shape
+    count = n - math.floor(discard * f)
+    if count < 1:
+        raise InfeasibleError(f"dnc needs n > {discard:g}f updates; got n={n}, f={f}")
+    kept = np.flatnonzero(np.square(norms(updates)) <= _FAR)
+    if len(kept) <= count:
+        return tuple(kept.tolist()) or tuple(range(count))
+    source = source_of(context)
+    times = np.zeros(len(kept), np.int64)
+    values = device.to_numpy(updates)
+    for _ in range(iterations):
+        looked_at = draw_coordinates(source, d, coordinates)
+        part = device.from_numpy(values[np.ix_(kept, looked_at)])
+        times[np.argsort(_outlier_scores(part), kind="stable")[:count]] += 1
+    return tuple(kept[times == times.max()].tolist())
+
+
+def draw_coordinates(source: Stream, d: int, count: int) -> _Places:
+    """`count` of d coordinates, drawn at random, in increasing order; all if there are no more."""
+    if count >= d:
+        return np.arange(d)
+    generator = np.random.Generator(np.random.Philox(source.generator_seed()))
+    return np.sort(generator.choice(d, count, replace=False, shuffle=False))
+
+
+def _outlier_scores(rows: Tensor) -> Matrix:
+    """The squared way of every row from the mean along the direction in which they vary most."""
+    centre = central_row(rows)
+    if centre is None:
+        raise MisuseError("scores need rows that are finite")
+    products = centred_gram(rows, centre)
+    weights = np.full((1, len(rows)), 1 / len(rows))
+    with keep_blas_to_one_thread():
+        scores: Matrix = _furthest(products[None], weights)[1][0]
+    return scores

@@ -14,6 +14,7 @@ A row that is not finite, or so far away that float64 overflows, is infinitely f
 """
 
 import math
+from collections.abc import Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -37,6 +38,9 @@ _PRODUCT = 1_000_000
 _BLOCK = 1 << 15
 """Coordinates subtracted at a time."""
 
+WORTH_A_THREAD = 1 << 20
+"""With fewer coordinates than this, waking a thread takes longer than it saves."""
+
 _ROUGH_LEAST = 1 << 18
 """With fewer numbers than this in the updates, bounds save no time."""
 
@@ -51,10 +55,19 @@ _CANCELLED = 1e-6
 
 
 def krum(updates: Tensor, *, f: int) -> Tensor:
-    """The update nearest to its n - f - 2 closest peers (Blanchard et al., 2017).
+    """The update nearest to its n - f - 2 closest peers.
+
+        s(i)   = Σ_{j in N_i} |x_i - x_j|²
+        N_i    = the n - f - 2 others of least |x_i - x_j|
+        result = x_i of least s(i)
+
+    Of equal scores the first wins.
+
+    Source: Blanchard, El Mhamdi, Guerraoui, Stainer, 2017, Machine Learning with Adversaries:
+    Byzantine Tolerant Gradient Descent.
 
     Args:
-        updates: The updates, (n, d).
+        updates: The updates x_i, (n, d).
         f: How many of them may be lies.
 
     Example:
@@ -80,11 +93,18 @@ def krum_choice(updates: Tensor, *, f: int) -> int:
 def krum_unsquared(updates: Tensor, *, f: int) -> Tensor:
     """Krum with the sum of the distances, not of their squares, as HoldOut's authors compute it.
 
+        s(i)   = Σ_{j in N_i} |x_i - x_j|
+        N_i    = the n - f - 2 others of least |x_i - x_j|
+        result = x_i of least s(i)
+
     Far updates count less. So an attacker gets larger lies through: a few copies of a lie are at
     distance zero from each other, and the honest neighbours that make up the rest weigh little.
 
+    Source: the code of the authors of HoldOut SGD (Azulay, Raz, Globerson, Koren, Afek, 2020,
+    Holdout SGD: Byzantine Tolerant Federated Learning, arXiv 2008.04612).
+
     Args:
-        updates: The updates, (n, d).
+        updates: The updates x_i, (n, d).
         f: How many of them may be lies.
 
     Example:
@@ -103,23 +123,42 @@ def krum_unsquared_choice(updates: Tensor, *, f: int) -> int:
 def multi_krum(updates: Tensor, *, f: int) -> Tensor:
     """The mean of the n - f updates of best Krum score.
 
+        s(i)   = Σ_{j in N_i} |x_i - x_j|²
+        N_i    = the n - f - 2 others of least |x_i - x_j|
+        result = 1/(n - f) Σ_{i in S} x_i,  S = the n - f rows of least s(i)
+
+    Source: Blanchard, El Mhamdi, Guerraoui, Stainer, 2017, Machine Learning with Adversaries:
+    Byzantine Tolerant Gradient Descent, with m = n - f.
+
     Args:
-        updates: The updates, (n, d).
+        updates: The updates x_i, (n, d).
         f: How many of them may be lies.
 
     Example:
         >>> multi_krum(torch.tensor([[1.0], [2.0], [2.5], [2.5], [99.0]]), f=1)
         tensor([2.])
     """
-    first, *others = multi_krum_choice(updates, f=f)
+    return mean_of_rows(updates, multi_krum_choice(updates, f=f))
+
+
+def mean_of_rows(updates: Tensor, chosen: Sequence[int]) -> Tensor:
+    """The mean of some of the rows, without a copy of them."""
+    first, *others = chosen
     # In numpy and in blocks: torch's threads take twice as long to synchronise as the sums take.
     values = device.to_numpy(updates)
     total = values[first].copy()
-    with np.errstate(invalid="ignore", over="ignore"):
-        for start in range(0, len(total), _BLOCK):
-            block = slice(start, start + _BLOCK)
-            for index in others:
-                total[block] += values[index, block]
+
+    def work(starts: range) -> None:
+        with np.errstate(invalid="ignore", over="ignore"):
+            for start in starts:
+                block = slice(start, start + _BLOCK)
+                for index in others:
+                    total[block] += values[index, block]
+
+    if len(total) < WORTH_A_THREAD:
+        work(range(0, len(total), _BLOCK))
+    else:
+        map_runs(work, len(total), _BLOCK)
     return device.from_numpy(total, like=updates).div_(1 + len(others))
 
 
@@ -140,10 +179,16 @@ def multi_krum_choice(updates: Tensor, *, f: int) -> tuple[int, ...]:
 def bulyan(updates: Tensor, *, f: int) -> Tensor:
     """Of n - 2f updates chosen by Krum, the n - 4f values nearest the median, averaged.
 
-    El Mhamdi et al., 2018; median and mean are per coordinate.
+        S         = n - 2f rows: Krum's choice, again and again among those that are left
+        result[k] = the mean of the n - 4f values of {x_i[k] : i in S} nearest to their median
+
+    Towards the end Krum has fewer than f + 3 rows left; each is then scored by its nearest peer.
+
+    Source: El Mhamdi, Guerraoui, Rouault, 2018, The Hidden Vulnerability of Distributed Learning in
+    Byzantium, arXiv 1802.07927.
 
     Args:
-        updates: The updates, (n, d).
+        updates: The updates x_i, (n, d).
         f: How many of them may be lies.
 
     Example:

@@ -38,11 +38,16 @@ _BLOCK = 1 << 13
 def geometric_median(updates: Tensor, *, f: int) -> Tensor:
     """The point of least summed distance to the updates, by Weiszfeld's iteration.
 
+        result = the z of least Σ_i |x_i - z|
+
     Where several points are the least (an even number of updates on a line), it is one of the
     updates. Rows that are not finite, or so far away that float64 overflows, are left out.
 
+    Source: Pillutla, Kakade, Harchaoui, 2022, Robust Aggregation for Federated Learning,
+    arXiv 1912.13445; the iteration of Weiszfeld, 1937, with the steps of Vardi and Zhang, 2000.
+
     Args:
-        updates: The updates, (n, d).
+        updates: The updates x_i, (n, d).
         f: How many of them may be lies.
 
     Example:

@@ -45,6 +45,25 @@ def by_distance(choose: Callable[[Matrix, int], Sequence[int]]) -> Rehearse:
     return prepare
 
 
+def by_gram(choose: Callable[[Matrix, int], Sequence[int]]) -> Rehearse:
+    """The rehearsal of rules that average the updates they choose by their inner products."""
+
+    def prepare(line: LieLine) -> Callable[[float], bool]:
+        gram = centred_gram(torch.cat([line.honest, line.at(1.0)[None]]), line.base)
+        honest = len(line.honest)
+        # Honest updates once, then the direction as often as there are copies.
+        places = [*range(honest), *[honest] * line.copies]
+        at_one = gram[np.ix_(places, places)]
+
+        def passes(strength: float) -> bool:
+            sizes = np.where(np.arange(line.count) < honest, 1.0, strength)
+            return max(choose(at_one * np.outer(sizes, sizes), line.f)) >= honest
+
+        return passes
+
+    return prepare
+
+
 def of_bulyan(line: LieLine) -> Callable[[float], bool]:
     """Bulyan: its Krum runs must choose the lie, and it must be near the median of the chosen."""
     distances, honest = _distances(line), len(line.honest)

@@ -1,16 +1,16 @@
 """What a rule is: a function from many updates to one, and what others need to know about it.
 
 A rule is a plain function `rule(updates, *, f)`. One that draws at random, looks at the model or
-remembers something also takes a `context`; the functions of this package need none. A `Rule` puts
-beside the function what the rest of the project asks: what people call it, which updates it names,
-how an attacker rehearses it, how many updates it needs. A pre-aggregation changes the updates
-before the rule sees them, and `compose` puts one in front of any rule.
+remembers something also takes a `context`. Parameters of its own are keyword arguments with
+defaults; `Rule.with_parameters` sets them. A `Rule` puts beside the function what the rest of the
+project asks: what people call it, which updates it names, how an attacker rehearses it, how many
+updates it needs. A pre-aggregation changes the updates before the rule sees them, and `compose`
+puts one in front of any rule.
 """
 
 import math
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -18,10 +18,9 @@ import torch
 from torch import Tensor
 
 from holdout import device
-from holdout.custom_code import Kept, guard, takes
-from holdout.errors import InfeasibleError, MisuseError
-from holdout.ids import RoundNumber
-from holdout.seeds import Stream
+from holdout.custom_code import describe, guard, takes
+from holdout.errors import InfeasibleError, MisuseError, PluginError
+from holdout.rules.context import ReportingVoters, RuleContext, made_context, part_of
 
 RuleFunction = Callable[..., Tensor]
 """(updates (n, d), f=..., and `context=...` if it takes one) -> the update (d,) to apply."""
@@ -29,8 +28,9 @@ RuleFunction = Callable[..., Tensor]
 PreFunction = Callable[..., Tensor]
 """(updates (n, d), f=..., and `context=...` if it takes one) -> the updates that the rule sees."""
 
-Choose = Callable[[Tensor, int], Sequence[int]]
-"""(updates, f) -> the places of the updates that the rule averages."""
+Choose = Callable[..., Sequence[int]]
+"""(updates, f, and by name what it takes of the context and the rule's parameters) -> the places of
+the updates that the rule averages."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -46,6 +46,8 @@ class LieLine:
     """The strengths on the way up to the strongest lie that is tried."""
     context: "Callable[[], RuleContext] | None" = None
     """Makes what a rule that takes a context gets; each is a copy."""
+    voters: "Callable[[Sequence[int]], ReportingVoters] | None" = None
+    """The voters of that context, for updates of which these are lies."""
 
     @property
     def count(self) -> int:
@@ -60,6 +62,10 @@ class LieLine:
         """What the rule gets, (n, d): the honest updates, then the copies of the lie."""
         return torch.cat([self.honest, self.at(strength).expand(self.copies, -1)])
 
+    def new_context(self) -> "RuleContext | None":
+        """What a rule that takes a context gets."""
+        return made_context(self.context, self.voters, range(len(self.honest), self.count))
+
 
 Rehearse = Callable[[LieLine], Callable[[float], bool]]
 """A line of lies -> for a strength, whether the rule selects the lie."""
@@ -73,7 +79,7 @@ NAMES_NOBODY = None
 
 @dataclass(frozen=True, slots=True)
 class Needs:
-    """How many updates a rule needs to withstand f liars.
+    """How many updates a rule needs to withstand f liars, and what else.
 
     Example:
         >>> Needs("n > 3f", lambda f: 3 * f + 1).least(2)
@@ -84,46 +90,25 @@ class Needs:
     """The condition as people write it."""
     least: Callable[[int], int]
     """f -> the smallest n."""
+    most: Callable[[int], int] | None = None
+    """f -> the largest n, where more would be too much work; without it there is no limit."""
+    root: bool = False
+    """Whether it needs `context.root`, the server's own rows."""
+    voters: bool = False
+    """Whether it needs `context.voters`."""
+
+    def allow(self, *, n: int, f: int) -> bool:
+        """Whether n updates are enough, and not too many."""
+        return n >= max(self.least(f), 1) and (self.most is None or n <= self.most(f))
 
 
 ANY_NUMBER = Needs("n >= 1", lambda f: 1 + 0 * f)
 HONEST_MAJORITY = Needs("n > 2f", lambda f: 2 * f + 1)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class RuleContext:
-    """What a rule may know besides the updates.
-
-    Args:
-        round_number: The round, counted from 1.
-        weights: A copy of the current weights w_t.
-        learning_rate: The step size of this round.
-        source: Random integers that only this rule draws, decided by the seed and the round.
-        state: What the rule left here in the last round, at first nothing. What it holds when the
-            rule returns is kept for the next round, and saved in checkpoints.
-
-    Example:
-        >>> def clip_to_last(updates, *, f, context):
-        ...     centre = context.state.get("last", torch.zeros(updates.shape[1]))
-        ...     away = updates - centre
-        ...     short = away / away.norm(dim=1, keepdim=True).clamp(min=1.0)
-        ...     context.state["last"] = centre + short.mean(dim=0)
-        ...     return context.state["last"]
-        >>> from holdout import stream
-        >>> context = RuleContext(1, torch.zeros(2), 0.1, stream(0), {"last": torch.ones(2)})
-        >>> clip_to_last(torch.tensor([[1.0, 1.0], [1.0, 5.0]]), f=0, context=context)
-        tensor([1.0000, 1.5000])
-    """
-
-    round_number: RoundNumber
-    weights: Tensor
-    learning_rate: float
-    source: Stream
-    state: Kept = field(default_factory=dict)
-
-    def generator(self) -> torch.Generator:
-        """A generator for noise, decided by the seed and the round."""
-        return device.generator(self.source.generator_seed())
+def as_many(n: int) -> int:
+    """How many rows a pre-aggregation makes of n: as many."""
+    return n
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,6 +121,7 @@ class PreAggregation:
         keeps_rows: Whether row i of the result stands for proposal i, changed by itself alone; a
             rule behind it can then still say which proposals it chose.
         needs: How many updates it needs.
+        leaves: How many rows it makes of n, `leaves(n)`; takes the function's parameters by name.
 
     Example:
         >>> from holdout.rules import PRE_AGGREGATIONS
@@ -148,10 +134,19 @@ class PreAggregation:
     label: str
     keeps_rows: bool
     needs: Needs
+    leaves: Callable[..., int] = as_many
 
     def __call__(self, updates: Tensor, *, f: int, context: RuleContext | None = None) -> Tensor:
         """The updates as the rule behind it sees them."""
         return call(self.function, updates, f=f, context=context)
+
+    def with_parameters(self, **parameters: Any) -> "PreAggregation":
+        """The same with other values for parameters of its function."""
+        return replace(
+            self,
+            function=partial(self.function, **parameters),
+            leaves=_with_those_it_takes(self.leaves, parameters),
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,9 +156,10 @@ class Rule:
     Args:
         function: `function(updates, *, f)` -> the update to apply; may take a `context`.
         label: What people call it.
-        choose: Which updates it averages, or `NAMES_NOBODY`.
+        choose: Which updates it averages, `choose(updates, f)`, or `NAMES_NOBODY`; may take a
+            `context` and the function's parameters by name.
         rehearse: How an attacker finds out whether it selects a lie, or `LEAVES_NOBODY_OUT`.
-        needs: How many updates it needs.
+        needs: How many updates it needs, and whether a root set or voters.
         pre: The pre-aggregations in front of it, first to last.
 
     Example:
@@ -187,21 +183,66 @@ class Rule:
     def __call__(self, updates: Tensor, *, f: int, context: RuleContext | None = None) -> Tensor:
         """The update to apply."""
         prepared = self.prepare(updates, f=f, context=context)
-        return self.finish(prepared, f=f, context=context)
+        try:
+            return self.finish(prepared, f=f, context=context)
+        except InfeasibleError as error:
+            if len(prepared) == len(updates):
+                raise
+            front = " + ".join(pre.label for pre in self.pre)
+            raise InfeasibleError(
+                f"{error}: {front} makes {len(prepared)} rows of {len(updates)} updates"
+            ) from error
 
     def prepare(self, updates: Tensor, *, f: int, context: RuleContext | None = None) -> Tensor:
         """The updates after the pre-aggregations."""
         for place, pre in enumerate(self.pre):
-            with _part_of(context, f"pre{place}/") as own:
+            with part_of(context, f"pre{place}/") as own:
                 updates = pre(updates, f=f, context=own)
         return updates
 
     def finish(self, updates: Tensor, *, f: int, context: RuleContext | None = None) -> Tensor:
         """The update to apply, from updates that the pre-aggregations have prepared."""
-        if not self.pre:
-            return call(self.function, updates, f=f, context=context)
-        with _part_of(context, "rule/") as own:
+        with part_of(context, "rule/" if self.pre else "") as own:
             return call(self.function, updates, f=f, context=own)
+
+    def choice(
+        self, updates: Tensor, *, f: int, context: RuleContext | None = None
+    ) -> Sequence[int]:
+        """The places of the prepared updates that a rule with a `choose` averages."""
+        if self.choose is None:
+            raise MisuseError(f"{self.label} names no updates")
+        with part_of(context, "rule/" if self.pre else "") as own:
+            extra = {"context": own} if takes(self.choose, "context") else {}
+            return self.choose(updates, f, **extra)
+
+    def with_parameters(self, **parameters: Any) -> "Rule":
+        """The same with other values for parameters of its function.
+
+        What an attacker knows of a rule by heart holds for its defaults: with other values it
+        rehearses the rule by running it.
+        """
+        choose = self.choose and _with_those_it_takes(self.choose, parameters)
+        rule = replace(self, function=partial(self.function, **parameters), choose=choose)
+        return rule if self.rehearse is LEAVES_NOBODY_OUT else rehearsed_by_running(rule)
+
+    @property
+    def needs_updates_alone(self) -> bool:
+        """Whether it can do without the server's own rows and without voters."""
+        return not (self.needs_root or self.needs_voters)
+
+    @property
+    def needs_root(self) -> bool:
+        """Whether it, or a pre-aggregation in front of it, needs the server's own rows."""
+        return any(part.root for part in self._parts)
+
+    @property
+    def needs_voters(self) -> bool:
+        """Whether it, or a pre-aggregation in front of it, needs voters."""
+        return any(part.voters for part in self._parts)
+
+    @property
+    def _parts(self) -> list[Needs]:
+        return [self.needs, *(part.needs for part in self.pre)]
 
     @property
     def names_proposals(self) -> bool:
@@ -209,16 +250,41 @@ class Rule:
         return self.choose is not NAMES_NOBODY and all(pre.keeps_rows for pre in self.pre)
 
     def is_feasible(self, *, n: int, f: int) -> bool:
-        """Whether n updates are enough for the rule and for the pre-aggregations in front of it."""
-        needs = [self.needs, *(part.needs for part in self.pre)]
-        return all(n >= need.least(f) for need in needs)
+        """Whether n updates are enough for the rule and for the pre-aggregations in front of it.
+
+        A pre-aggregation that makes fewer rows of them leaves the rule behind it these: with as
+        many liars, since a liar spoils the row that it is part of.
+        """
+        for pre in self.pre:
+            if not pre.needs.allow(n=n, f=f):
+                return False
+            n = pre.leaves(n)
+        return self.needs.allow(n=n, f=f)
+
+    def check_feasible(self, name: str, *, n: int, f: int) -> None:
+        """Raise an `InfeasibleError` if n updates are not enough; `name` is what it is called."""
+        if self.needs_updates_alone:
+            self(device.zeros(n, 1), f=f)
+        elif not self.is_feasible(n=n, f=f):
+            bounds = " and ".join(dict.fromkeys(part.bound for part in self._parts))
+            raise InfeasibleError(f"{name} needs {bounds} updates; got n={n}, f={f}")
 
 
 def custom_rule(function: RuleFunction, label: str) -> Rule:
-    """A user's function as a `Rule` about which nothing else is known."""
+    """A user's function as a `Rule` about which nothing else is known; an attacker runs it."""
     if isinstance(function, Rule):
         return function
-    return Rule(function, label, NAMES_NOBODY, LEAVES_NOBODY_OUT, ANY_NUMBER)
+    rule = Rule(function, label, NAMES_NOBODY, LEAVES_NOBODY_OUT, ANY_NUMBER)
+    return replace(rule, rehearse=partial(_rehearse_by_following, rule))
+
+
+def checked_update(owner: str, update: object, shape: torch.Size) -> Tensor:
+    """What a rule returned, once it is known to be an update."""
+    if not isinstance(update, Tensor) or update.shape != shape or not update.is_floating_point():
+        raise PluginError(
+            f"{owner} must return floats of shape {tuple(shape)}; got {describe(update)}"
+        )
+    return update.detach()
 
 
 def call(function: Callable[..., Tensor], updates: Tensor, *, f: int, context: Any) -> Tensor:
@@ -228,20 +294,9 @@ def call(function: Callable[..., Tensor], updates: Tensor, *, f: int, context: A
     return function(updates, f=f)
 
 
-@contextmanager
-def _part_of(context: RuleContext | None, prefix: str) -> Iterator[RuleContext | None]:
-    """The context for one part of a composed rule: of the state, it sees only what it keeps."""
-    if context is None:
-        yield None
-        return
-    state: dict[Any, Tensor] = context.state
-    mine = [name for name in state if isinstance(name, str) and name.startswith(prefix)]
-    own: dict[Any, Tensor] = {name.removeprefix(prefix): state.pop(name) for name in mine}
-    try:
-        yield replace(context, state=own)
-    finally:
-        # A name that is not a string stays what it is, to be refused with the state.
-        state.update({prefix + n if isinstance(n, str) else n: t for n, t in own.items()})
+def _with_those_it_takes(function: Callable[..., Any], given: Mapping[str, Any]) -> Any:
+    """The function with those of the given arguments that it takes."""
+    return partial(function, **{name: v for name, v in given.items() if takes(function, name)})
 
 
 def put_in_front(pre: PreAggregation, rule: Rule) -> Rule:
@@ -263,22 +318,7 @@ def _rehearse_by_running(rule: Rule, line: LieLine) -> Callable[[float], bool]:
     is stronger. So strengths on the whole ladder are tried: some rungs first, then those between
     the neighbours of the best.
     """
-    direction = line.direction.double()
-
-    def reach(strength: float) -> float:
-        """How far the result goes the way of a lie of this strength."""
-        context = line.context() if line.context else None
-        updates = line.updates(strength)
-        try:
-            result: Tensor = guard(
-                f"rule {rule.label!r}", lambda: rule(updates, f=line.f, context=context)
-            )
-        except InfeasibleError:
-            return -math.inf
-        reached = float(result.double() @ direction)
-        return reached if math.isfinite(reached) else -math.inf
-
-    places = sorted({*range(0, len(line.ladder), RUNGS), len(line.ladder) - 1})
+    reach, places = _reach_of(rule, line), _first_places(line)
     reached = {place: reach(line.ladder[place]) for place in places}
     if max(reached.values()) == -math.inf:
         return lambda _strength: False
@@ -287,6 +327,68 @@ def _rehearse_by_running(rule: Rule, line: LieLine) -> Callable[[float], bool]:
     reached |= {p: reach(line.ladder[p]) for p in range(low, high) if p not in reached}
     furthest = line.ladder[max(reached, key=lambda place: reached[place])]
     return lambda strength: strength <= furthest
+
+
+def _rehearse_by_following(rule: Rule, line: LieLine) -> Callable[[float], bool]:
+    """A lie passes up to the last strength, on the way up, at which the result still follows it.
+
+    It follows if a lie that is a little stronger takes it a little further, or a weaker one less
+    far: it then holds a share of the lie. (Krum follows while it selects the lie, the mean always.)
+    A result that does not even follow a lie of strength 0 may still jump, as that of a vote on
+    signs does: then the strength counts that carries it furthest.
+    """
+    reach, ladder = _reach_of(rule, line), line.ladder
+    length = float(line.direction.double().square().sum())
+
+    def follows(place: int) -> bool:
+        strength, little = ladder[place], LITTLE * max(ladder[place], 1.0)
+        here = reach(strength)
+        shares = (
+            (reach(strength + by) - here) / (by * length) if length else 0.0
+            for by in (little, -little)
+        )
+        # Where the rule is infeasible the share is no number.
+        return math.isfinite(here) and any(SHARE_MIN < share < math.inf for share in shares)
+
+    places = _first_places(line)
+    failed = next((place for place in places if not follows(place)), None)
+    if failed is None:
+        return lambda strength: strength <= ladder[-1]
+    if failed == 0:
+        return _rehearse_by_running(rule, line)
+    between = range(places[places.index(failed) - 1] + 1, failed)
+    last = next((place for place in between if not follows(place)), failed) - 1
+    return lambda strength: strength <= ladder[last]
+
+
+LITTLE = 1e-3
+"""By how much a lie is changed to see whether the result follows."""
+SHARE_MIN = 1e-3
+"""The share of a lie below which the result does not follow it: less may be rounding."""
+
+
+def _reach_of(rule: Rule, line: LieLine) -> Callable[[float], float]:
+    """For a strength of the lie, how far the rule's result goes its way; -inf: nowhere."""
+    direction, owner = line.direction.double(), f"rule {rule.label!r}"
+
+    def reach(strength: float) -> float:
+        context = line.new_context()
+        updates = line.updates(strength)
+        try:
+            result = guard(
+                owner, lambda: rule(updates, f=line.f, context=context), code=rule.function
+            )
+        except InfeasibleError:
+            return -math.inf
+        reached = float(checked_update(owner, result, direction.shape).double() @ direction)
+        return reached if math.isfinite(reached) else -math.inf
+
+    return reach
+
+
+def _first_places(line: LieLine) -> list[int]:
+    """The rungs of the ladder that are tried first."""
+    return sorted({*range(0, len(line.ladder), RUNGS), len(line.ladder) - 1})
 
 
 RUNGS = 6
@@ -302,6 +404,6 @@ def admit(rule: str, updates: Tensor, *, f: int, needs: Needs) -> Tensor:
         raise MisuseError(f"{rule} needs float32 or float64 updates; got {updates.dtype}")
     if f < 0:
         raise MisuseError(f"{rule} needs f >= 0; got f={f}")
-    if len(updates) < max(needs.least(f), 1):
+    if not needs.allow(n=len(updates), f=f):
         raise InfeasibleError(f"{rule} needs {needs.bound} updates; got n={len(updates)}, f={f}")
     return updates.detach()

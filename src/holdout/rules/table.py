@@ -9,7 +9,7 @@ import numpy as np
 from holdout.errors import UserError
 from holdout.rules import rehearsal
 from holdout.rules.coordinatewise import mean, mean_around_median, median, trimmed_mean
-from holdout.rules.covariance import caf
+from holdout.rules.covariance import caf, dnc, dnc_choice
 from holdout.rules.distance import (
     BULYAN_NEEDS,
     KRUM_NEEDS,
@@ -24,7 +24,8 @@ from holdout.rules.distance import (
     multi_krum_indices,
 )
 from holdout.rules.geometric import geometric_median
-from holdout.rules.preaggregation import clipping, nnm
+from holdout.rules.norms import centered_clipping, norm_bound_mean
+from holdout.rules.preaggregation import arc, bucket_count, bucketing, clipping, nnm
 from holdout.rules.rule import (
     ANY_NUMBER,
     HONEST_MAJORITY,
@@ -38,8 +39,48 @@ from holdout.rules.rule import (
     put_in_front,
     rehearsed_by_running,
 )
+from holdout.rules.shield import FLSHIELD_NEEDS, flshield
+from holdout.rules.signs import signguard
+from holdout.rules.subsets import (
+    SMEA_NEEDS,
+    mda,
+    mda_choice,
+    mda_indices,
+    monna,
+    monna_choice,
+    monna_indices,
+    smea,
+    smea_choice,
+    smea_indices,
+)
+from holdout.rules.trust import FLTRUST_NEEDS, ZENO_NEEDS, fltrust, zeno, zeno_choice
 
 T = TypeVar("T")
+
+_ASKING: Mapping[str, Rule] = {
+    "fltrust": Rule(
+        fltrust,
+        label="FLTrust",
+        choose=NAMES_NOBODY,
+        rehearse=LEAVES_NOBODY_OUT,
+        needs=FLTRUST_NEEDS,
+    ),
+    "zeno": Rule(
+        zeno,
+        label="Zeno",
+        choose=zeno_choice,
+        rehearse=LEAVES_NOBODY_OUT,
+        needs=ZENO_NEEDS,
+    ),
+    "flshield": Rule(
+        flshield,
+        label="FLShield",
+        choose=NAMES_NOBODY,
+        rehearse=LEAVES_NOBODY_OUT,
+        needs=FLSHIELD_NEEDS,
+    ),
+}
+"""Rules that look at more than the updates: the server's own rows, or what voters report."""
 
 RULES: Mapping[str, Rule] = MappingProxyType(
     {
@@ -115,6 +156,64 @@ RULES: Mapping[str, Rule] = MappingProxyType(
                 needs=HONEST_MAJORITY,
             )
         ),
+        "centered-clipping": rehearsed_by_running(
+            Rule(
+                centered_clipping,
+                label="centered clipping",
+                choose=NAMES_NOBODY,
+                rehearse=LEAVES_NOBODY_OUT,
+                needs=HONEST_MAJORITY,
+            )
+        ),
+        "mda": Rule(
+            mda,
+            label="MDA",
+            choose=lambda updates, f: mda_choice(updates, f=f),
+            rehearse=rehearsal.by_distance(lambda squares, f: mda_indices(squares, f=f)),
+            needs=HONEST_MAJORITY,
+        ),
+        "smea": Rule(
+            smea,
+            label="SMEA",
+            choose=lambda updates, f: smea_choice(updates, f=f),
+            rehearse=rehearsal.by_gram(lambda gram, f: smea_indices(gram, f=f)),
+            needs=SMEA_NEEDS,
+        ),
+        "monna": Rule(
+            monna,
+            label="MoNNA",
+            choose=monna_choice,
+            rehearse=rehearsal.by_distance(lambda squares, f: monna_indices(squares, f=f)),
+            needs=HONEST_MAJORITY,
+        ),
+        "dnc": rehearsed_by_running(
+            Rule(
+                dnc,
+                label="DnC",
+                choose=dnc_choice,
+                rehearse=LEAVES_NOBODY_OUT,
+                needs=HONEST_MAJORITY,
+            )
+        ),
+        "norm-bound-mean": rehearsed_by_running(
+            Rule(
+                norm_bound_mean,
+                label="norm-bounded mean",
+                choose=NAMES_NOBODY,
+                rehearse=LEAVES_NOBODY_OUT,
+                needs=HONEST_MAJORITY,
+            )
+        ),
+        "signguard": rehearsed_by_running(
+            Rule(
+                signguard,
+                label="SignGuard",
+                choose=NAMES_NOBODY,
+                rehearse=LEAVES_NOBODY_OUT,
+                needs=HONEST_MAJORITY,
+            )
+        ),
+        **{name: rehearsed_by_running(rule) for name, rule in _ASKING.items()},
     }
 )
 """Every baseline rule by its name in a config; nothing else lists them."""
@@ -123,6 +222,10 @@ PRE_AGGREGATIONS: Mapping[str, PreAggregation] = MappingProxyType(
     {
         "nnm": PreAggregation(nnm, label="NNM", keeps_rows=False, needs=HONEST_MAJORITY),
         "clipping": PreAggregation(clipping, label="clipping", keeps_rows=True, needs=ANY_NUMBER),
+        "bucketing": PreAggregation(
+            bucketing, label="bucketing", keeps_rows=False, needs=ANY_NUMBER, leaves=bucket_count
+        ),
+        "arc": PreAggregation(arc, label="ARC", keeps_rows=True, needs=HONEST_MAJORITY),
     }
 )
 """Every pre-aggregation by its name in a config."""

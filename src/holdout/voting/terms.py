@@ -183,14 +183,36 @@ class VoteRule:
     """Whether its terms are the same whatever the config's `[vote]` says."""
     has_server: bool = False
     """Only in mode `decentralized`: the same vote with a truthful server, for comparison."""
+    about: str = ""
+    """What it is, in a line."""
 
 
 VOTES: Mapping[str, VoteRule] = MappingProxyType(
     {
-        "holdout-paper": VoteRule("HoldOut (paper)", Terms.paper, prominence=1, is_fixed=True),
-        "holdout-1": VoteRule("HoldOut (first vote)", Terms),
-        "holdout": VoteRule("HoldOut", Terms.joint, prominence=0),
-        "holdout-central": VoteRule("HoldOut (server)", Terms.joint, has_server=True),
+        "holdout-paper": VoteRule(
+            "HoldOut (paper)",
+            Terms.paper,
+            prominence=1,
+            is_fixed=True,
+            about="HoldOut SGD as published: full ballots, quorum N_c (1 - f), no bound.",
+        ),
+        "holdout-1": VoteRule(
+            "HoldOut (first vote)",
+            Terms,
+            about="Voters name the bounded updates that do best on their data and pass a gate.",
+        ),
+        "holdout": VoteRule(
+            "HoldOut",
+            Terms.joint,
+            prominence=0,
+            about="Voters send updates of their own, and one direction made of all of them judges.",
+        ),
+        "holdout-central": VoteRule(
+            "HoldOut (server)",
+            Terms.joint,
+            has_server=True,
+            about="The vote `holdout` with a truthful server, to compare with one without.",
+        ),
     }
 )
 """Every vote by its name in a config; nothing else lists them."""

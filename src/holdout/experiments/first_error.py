@@ -1,0 +1,61 @@
+"""What custom code raised first in a run: told at once, and kept in the run folder."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from holdout.curve_rows import count_errors
+from holdout.errors import PluginError
+from holdout.experiments.report import ERROR, error_text, read_error
+from holdout.results import RunFolder, to_json
+
+if TYPE_CHECKING:
+    # Only for their names: the runner is what calls all this.
+    from holdout.experiments.runner import Progress, Watch
+
+
+class FirstError:
+    """A watch that keeps what custom code raised first, and tells it at once."""
+
+    def __init__(
+        self,
+        folder: RunFolder | None,
+        say: Callable[[str], None] | None,
+        watch: Watch | None,
+        done: Sequence[Mapping[str, Any]] = (),
+    ) -> None:
+        self.folder, self._say, self._watch = folder, say, watch
+        self.found: Mapping[str, Any] | None = None
+        # What stopped a run, or was raised in rounds that are done again, is no longer true.
+        if folder is not None and count_errors(done):
+            self.found = read_error(folder.path)
+        elif folder is not None:
+            (folder.path / ERROR).unlink(missing_ok=True)
+
+    def __call__(self, progress: Progress) -> None:
+        """Look at what the round's custom workers raised, and hand the progress on."""
+        record = progress.record
+        if self.found is None and record.custom_errors:
+            failure = record.custom_errors[0]
+            where = {key: getattr(record, key) for key in ("rule", "attack", "seed", "round")}
+            self._keep({**where, "error": str(failure), "traceback": failure.traceback})
+            if self._say is not None:
+                self._say(f"{self.text}\n{failure.traceback.rstrip()}")
+        if self._watch is not None:
+            self._watch(progress)
+
+    def stopped_by(self, error: PluginError) -> None:
+        """Keep what custom code raised that ends the run."""
+        if self.found is None or error.traceback is not None:
+            self._keep({"error": str(error), "traceback": error.traceback})
+
+    @property
+    def text(self) -> str:
+        """What was raised, and in which round, in one line."""
+        return error_text(self.found) if self.found else ""
+
+    def _keep(self, found: Mapping[str, Any]) -> None:
+        self.found = found
+        if self.folder is not None:
+            self.folder.write(ERROR, to_json(found, indent=1) + "\n")

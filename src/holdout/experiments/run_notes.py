@@ -1,0 +1,127 @@
+"""What a run does not show: each note is a reason to doubt that a curve proves what it seems to."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from torch import Tensor
+
+from holdout.attacks import ATTACKS
+from holdout.attacks.schedule import Schedule
+from holdout.curve_rows import MOVED
+from holdout.data.datasets import Dataset
+from holdout.experiments.curves import MISSING_MAX, NO_ATTACK, CurveResult, Round
+from holdout.rules import LEAVES_NOBODY_OUT, find_rule
+from holdout.voting import VOTES
+
+ADAPTIVE = ("alie", "ipm")
+"""Attacks that search against the deployed rule if gamma is "adaptive"."""
+SEARCHING = ("opt-alie", "opt-ipm", "greedy", "jointly")
+"""Attacks that always do."""
+CAPPED = (*ADAPTIVE, "opt-alie", "opt-ipm")
+"""Attacks whose gamma ends at gamma_max."""
+
+
+def notes_on_data(dataset: Dataset) -> list[str]:
+    """Classes of which there is nothing to learn from, or nothing to test on."""
+    notes: list[str] = []
+    if dataset.classes is None:
+        return notes
+    for labels, rows in ((dataset.y_train, "training"), (dataset.y_test, "test")):
+        absent = _absent(labels, dataset.classes)
+        if absent:
+            which = f"class {absent}" if "," not in absent else f"classes {absent}"
+            notes.append(f"{dataset.name} has no {rows} rows of {which}: no curve shows them")
+    return notes
+
+
+def _absent(labels: Tensor, classes: int) -> str:
+    counts = labels.bincount(minlength=classes).tolist()
+    absent = [str(label) for label, count in enumerate(counts) if not count]
+    shown = absent if len(absent) <= 10 else [*absent[:10], "..."]  # noqa: PLR2004
+    return ", ".join(shown)
+
+
+def notes_on_curves(curves: Sequence[CurveResult], config: Mapping[str, Any]) -> list[str]:
+    """What the rounds themselves tell: from a run folder alone, complete or not."""
+    attack = config.get("attack")
+    settings: Mapping[str, Any] = attack if isinstance(attack, Mapping) else {}
+    attacked = [curve for curve in curves if curve.attack != NO_ATTACK]
+
+    def those(wrong: Callable[[CurveResult], bool], among: Sequence[CurveResult]) -> str:
+        return ", ".join(curve.label for curve in among if wrong(curve))
+
+    told = {
+        "no step in any round: {}": those(_never_moved, curves),
+        "more than a tenth of the honest proposals are missing, since custom workers failed: {}": (
+            those(lambda curve: curve.honest_missing > MISSING_MAX, curves)
+        ),
+        "no liar was drawn in any round, so nothing was attacked: {}": those(_no_liars, attacked),
+        "no lie was told in any round, since the attack's schedule has none: {}": those(
+            lambda curve: not _no_liars(curve) and not _lying(curve, settings), attacked
+        ),
+        "every lie was refused before the rule saw it, so nothing was attacked: {}": those(
+            lambda curve: _all_refused(_lying(curve, settings)), attacked
+        ),
+        f"gamma stood at its cap, gamma_max = {settings.get('gamma_max')}, in most rounds, so a "
+        "stronger lie might do more harm: {}": those(
+            lambda curve: _is_capped(curve, settings), attacked
+        ),
+        f"attacked by {settings.get('name')}, which does not search for what the rule lets "
+        "through, so a custom rule may be weaker than it seems: {}": those(
+            lambda curve: _is_custom(curve.rule) and _searches_not(settings), attacked
+        ),
+    }
+    return [note.format(which) for note, which in told.items() if which]
+
+
+def _never_moved(curve: CurveResult) -> bool:
+    return all(line.get("outcome") not in MOVED for line in curve.rounds)
+
+
+def _no_liars(curve: CurveResult) -> bool:
+    return not any(line.get("byzantine_workers") for line in curve.rounds) and all(
+        line.get("byzantine_proposers") is not None for line in curve.rounds
+    )
+
+
+def _lying(curve: CurveResult, settings: Mapping[str, Any]) -> list[Round]:
+    """The rounds in which liars were drawn and due to lie."""
+    keys = {key: settings.get(key) for key in ("onset", "ramp", "every", "dormant")}
+    schedule = Schedule(**{key: value for key, value in keys.items() if isinstance(value, int)})
+    drawn = [line for line in curve.rounds if line.get("byzantine_workers")]
+    return [line for line in drawn if schedule.share(line["round"])]
+
+
+def _all_refused(lying: Sequence[Round]) -> bool:
+    """Whether every lie that was proposed was rejected."""
+
+    def refused(line: Round) -> bool:
+        rejected = sum((line.get("rejected_proposals") or {}).values())
+        return bool(rejected - (line.get("honest_missing") or 0) == line["byzantine_proposers"])
+
+    proposed = [line for line in lying if line.get("byzantine_proposers")]
+    return bool(proposed) and all(map(refused, proposed))
+
+
+def _is_capped(curve: CurveResult, settings: Mapping[str, Any]) -> bool:
+    cap, gamma = settings.get("gamma_max"), settings.get("gamma")
+    searched = curve.attack in CAPPED and (isinstance(gamma, str) or curve.attack not in ADAPTIVE)
+    known = find_rule(curve.rule)
+    # Of a rule that leaves nobody out no strength is too much: the cap is all there is.
+    open_to_all = known is not None and known.rehearse is LEAVES_NOBODY_OUT
+    if not searched or open_to_all or not isinstance(cap, int | float):
+        return False
+    chosen = [abs(line["gamma"]) for line in curve.rounds if line.get("gamma") is not None]
+    return bool(2 * sum(gamma >= cap for gamma in chosen) > len(chosen))
+
+
+def _is_custom(rule: str) -> bool:
+    return rule not in VOTES and find_rule(rule) is None
+
+
+def _searches_not(settings: Mapping[str, Any]) -> bool:
+    """Whether the attack is known not to try the rule; of a custom one nobody can tell."""
+    name = str(settings.get("name"))
+    if name in ADAPTIVE:
+        return settings.get("gamma") != "adaptive"
+    return name not in SEARCHING and name in ATTACKS
