@@ -17,12 +17,15 @@ import pytest
 import tomli_w
 from tests import tiny
 
+import holdout
 from holdout import __version__
 from holdout.commands import run_command
-from holdout.experiments import figures, report
+from holdout.experiments import figures
 from holdout.experiments.reproduce import FIGURES
 
+SOURCE = Path(holdout.__file__).parents[1]
 HOLDOUT = [sys.executable, "-m", "holdout"]
+CALM = {"name": "sign-flip", "scale": 1.0}
 DEADLINE = 60  # Seconds; a process that takes longer is stuck.
 CONTROL = re.compile(r"[\x00-\x09\x0b-\x1f\x7f]")
 
@@ -57,8 +60,7 @@ def beside_us(tmp_path, monkeypatch):
 
 @pytest.fixture
 def _small_page(monkeypatch):
-    """Plotly's five megabytes and the picture's every dot tell most tests nothing."""
-    monkeypatch.setattr(report, "get_plotlyjs", lambda: "var Plotly;")
+    """The picture's every dot tells most tests nothing."""
     monkeypatch.setattr(figures, "DPI", 30)
     monkeypatch.setattr(os, "fsync", lambda _: None)
 
@@ -503,13 +505,15 @@ def started(beside_us):
     """Start `holdout` in the working directory; whatever is left at the end is killed by its id."""
     processes = []
 
-    def start(*arguments, **streams):
+    def start(*arguments, stdin=None, stdout=subprocess.PIPE, stderr=subprocess.PIPE, **variables):
         process = subprocess.Popen(
             [*HOLDOUT, *arguments],
             cwd=beside_us,
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
+            env={**os.environ, "OMP_NUM_THREADS": "1", **variables},
             text=True,
-            **{"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **streams},
+            stdin=stdin,
+            stdout=stdout,
+            stderr=stderr,
         )
         processes.append(process)
         return process
@@ -537,7 +541,7 @@ def blocked(beside_us, started):
     config = write_config(
         beside_us,
         experiment={"rules": ["own_blocking:rule", "holdout"]},
-        attack={"name": "sign-flip", "scale": 1.0},
+        attack=CALM,
     )
     process = started("run", str(config), "--out", "its own folder")
     wait_for(beside_us / "reached", process)
@@ -546,8 +550,7 @@ def blocked(beside_us, started):
 
 
 @pytest.fixture
-def whole(blocked, beside_us, capsys, monkeypatch):
-    monkeypatch.setattr(report, "get_plotlyjs", lambda: "var Plotly;")
+def whole(blocked, beside_us, capsys):
     assert run_command(["run", "tiny.toml", "--out", "whole"]) == 0
     capsys.readouterr()
     return beside_us / "whole"
@@ -620,6 +623,132 @@ def test_a_terminal_gets_a_bar(config, started, columns):
     assert re.search(rb"left: .*\d:\d\d:\d\d", shown)
     assert "report: out/report.html" in output
     assert not CONTROL.search(output)
+
+
+@pytest.mark.slow
+def test_starts_at_the_same_time_take_different_folders(config, started, beside_us):
+    processes = [started("run", str(config), "--set", "experiment.rounds=1") for _ in range(3)]
+    ended = [process.communicate(timeout=DEADLINE) for process in processes]
+    assert [process.returncode for process in processes] == [0, 0, 0], ended
+    told = sorted(output.splitlines()[-1] for output, _ in ended)
+    assert told == [f"report: runs/{name}/report.html" for name in ("tiny-2", "tiny-3", "tiny")]
+    folders = [beside_us / "runs" / name for name in ("tiny", "tiny-2", "tiny-3")]
+    assert sorted((beside_us / "runs").iterdir()) == folders
+    assert len({tiny.rounds(folder) for folder in folders}) == 1
+
+
+FULL_DISK = """
+mount -t tmpfs -o size="$1" tmpfs disk || exit 77
+shift
+"$@"
+code=$?
+cp -R disk/run kept
+exit $code
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("size", "name"), [("20k", r"results\.jsonl|state\.npz"), ("96k", r"accuracy\.png")]
+)
+def test_a_full_disk_is_told_in_one_line_and_resuming_goes_on(beside_us, size, name):
+    """On a file system of that size, which only the processes of this test see."""
+    config = write_config(beside_us, experiment={"seeds": [0], "rounds": 8, "evaluate_every": 1})
+    (beside_us / "disk").mkdir()
+    command = [*HOLDOUT, "run", str(config), "--out", "disk/run"]
+    done = subprocess.run(
+        ["unshare", "--map-root-user", "--mount", "sh", "-c", FULL_DISK, "sh", size, *command],
+        cwd=beside_us,
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE,
+        check=False,
+    )
+    if done.returncode in (1, 77) and "holdout" not in done.stderr:
+        pytest.skip("no file system may be mounted here")
+    assert done.returncode == 2, done.stderr
+    assert "Traceback" not in done.stderr
+    *_, hint, again, last = done.stderr.splitlines()
+    assert hint == "Everything done so far is kept. Continue with:"
+    assert again == "  holdout run --out disk/run --resume"
+    assert re.match(rf"holdout: disk/run/\S*({name}): cannot be written \(No space left", last)
+    kept = beside_us / "kept"
+    before = tiny.rounds(kept)
+    assert run_command(["run", "--out", str(kept), "--resume"]) == 0
+    assert run_command(["run", str(config), "--out", "whole"]) == 0
+    assert tiny.rounds(kept) == tiny.rounds(beside_us / "whole")
+    assert tiny.rounds(kept).startswith(before[: before.rindex("\n") + 1])
+    assert not list(kept.rglob("*.partial"))
+
+
+# Sends Ctrl-C again and again, from the moment on at which the process does what STORM names.
+STORM = """
+import os, signal, sys, threading
+
+def storm():
+    for _ in range(60):
+        os.kill(os.getpid(), signal.SIGINT)
+        threading.Event().wait(0.0005)
+
+name, _, number = os.environ["STORM"].partition(" ")
+left = int(number)
+
+def begin(event):
+    global left
+    if event == name:
+        left -= 1
+        if left == 0:
+            threading.Thread(target=storm).start()
+
+def audit(event, arguments):
+    if event == "import":
+        begin(f"import:{arguments[0]}")
+    if event == "os.rename":
+        begin("rename:" + os.path.basename(arguments[1]))
+
+sys.addaudithook(audit)
+
+def rule(updates, *, f):
+    begin("rule")
+    return updates.mean(dim=0)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "moment",
+    [
+        "import:holdout.commands 1",
+        "import:torch 1",
+        "rename:results.jsonl 1",
+        "rule 2",
+        "rename:state.npz 2",
+        "rename:accuracy.png 1",
+    ],
+)
+def test_many_a_ctrl_c_at_once_ends_without_a_traceback(
+    moment, beside_us, started, capsys, monkeypatch
+):
+    (beside_us / "own_storm.py").write_text(STORM)
+    config = write_config(
+        beside_us, experiment={"rules": ["own_storm:rule"], "seeds": [0]}, attack=CALM
+    )
+    # Python imports `sitecustomize` at its start: before anything of ours.
+    (beside_us / "sitecustomize.py").write_text("import own_storm\n")
+    process = started(
+        "run", str(config), "--out", "out", STORM=moment, PYTHONPATH=f"{beside_us}:{SOURCE}"
+    )
+    output, errors = process.communicate(timeout=DEADLINE)
+    assert (process.returncode, output) == (130, ""), errors
+    assert "Traceback" not in errors
+    assert errors.endswith("holdout: stopped\n")
+    begun = (beside_us / "out" / "config.toml").exists()
+    assert begun == ("Continue with:" in errors)
+    assert begun == (moment.startswith(("rule", "rename:state", "rename:acc")))
+    monkeypatch.setenv("STORM", "never 1")
+    assert run_command(["run", str(config), "--out", "out", *["--resume"] * begun]) == 0
+    capsys.readouterr()
+    assert (beside_us / "out" / "results.jsonl").read_text().count("\n") == 6
 
 
 def test_a_reader_that_goes_away_is_no_crash(started):

@@ -537,3 +537,19 @@ def test_a_config_may_name_all_that_there_is(section, key, names):
     # Beside its names, a partition may be custom code.
     named = get_args(alternatives[0]) if key == "partition" else alternatives
     assert named == tuple(names)
+
+
+def test_a_mark_of_the_encoding_before_the_config_is_no_part_of_it(tmp_path):
+    path = tmp_path / "config.toml"
+    text = '[experiment]\r\nname = "größer"\r\nrounds = 7\r\n'
+    for encoding in ("utf-8", "utf-8-sig"):
+        path.write_bytes(text.encode(encoding))
+        assert read_file(path) == {"experiment": {"name": "größer", "rounds": 7}}
+    path.write_bytes(text.encode("utf-16"))
+    with pytest.raises(ConfigError, match=r"config\.toml: not TOML"):
+        read_file(path)
+
+
+def test_a_file_without_an_end_is_no_config():
+    with pytest.raises(ConfigError, match="/dev/zero: no config: it holds more than"):
+        read_file(Path("/dev/zero"))

@@ -378,7 +378,7 @@ def test_a_loss_is_a_share_of_what_the_same_setting_gives_without_liars():
             "mnist-left": measured_of(other),
         }
     )
-    assert "HoldOut 1 25.0 (45.0)" in text
+    assert "HoldOut (first vote) 25.0 (45.0)" in text
 
 
 def test_the_odds_beside_the_draws_are_those_of_counting_one_by_one():

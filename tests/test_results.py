@@ -4,7 +4,9 @@ import json
 import math
 import multiprocessing
 import os
+import resource
 import sys
+from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -14,7 +16,7 @@ from tests import tiny
 
 from holdout import checkpoint_files, results
 from holdout.curve_rows import summarise
-from holdout.errors import RunFolderError
+from holdout.errors import RunFolderError, WriteError
 from holdout.results import Checkpoint, jsonable, read_run, to_json, write_atomic
 
 CONFIG = {"experiment": {"name": "x", "rounds": 3}}
@@ -357,13 +359,43 @@ def test_a_file_appears_whole_or_not_at_all(tmp_path, monkeypatch):
     assert path.read_bytes() == b"old"
 
 
-def test_free_and_last_paths_count_up(tmp_path):
-    assert results.free_path(tmp_path, "run") == tmp_path / "run"
-    assert results.last_path(tmp_path, "run") == tmp_path / "run"
-    for name in ("run", "run-2", "run-4"):
-        (tmp_path / name).mkdir()
-    assert results.free_path(tmp_path, "run") == tmp_path / "run-3"
-    assert results.last_path(tmp_path, "run") == tmp_path / "run-2"
+@contextmanager
+def no_file_longer_than(size):
+    """As on a full disk, the kernel takes what fits and refuses the rest."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+LONG = "x" * 5000
+WRITES = {
+    "results.jsonl": lambda folder, _: folder.append({"round": 2, "note": LONG}),
+    "checkpoint/state.npz": lambda folder, mark: folder.save(
+        Checkpoint({"curve": 1}, {"weights": np.zeros(2000)}), mark
+    ),
+    "summary.json": lambda folder, _: folder.write("summary.json", LONG),
+}
+
+
+@pytest.mark.parametrize("name", WRITES)
+def test_a_write_that_is_cut_short_names_the_file_and_loses_nothing(tmp_path, name):
+    path = tmp_path / "run"
+    with results.create(path, TOML) as folder:
+        mark = folder.append({"round": 1})
+        folder.save(Checkpoint({"curve": 0}, {}), mark)
+        before = tiny.contents(path)
+        told = f"^{path / name}: cannot be written .File too large.; .* resuming goes on from there"
+        with no_file_longer_than(2000), pytest.raises(WriteError, match=told):
+            WRITES[name](folder, mark)
+        after = tiny.contents(path)
+        assert after.pop("results.jsonl").startswith(before["results.jsonl"])
+        assert after == {k: v for k, v in before.items() if k != "results.jsonl"}
+    with results.resume(path, CONFIG, check=lambda *_: None) as (_, checkpoint):
+        assert checkpoint.meta["results_bytes"] == mark.length
+    assert tiny.contents(path) == before
 
 
 def test_a_last_line_that_was_cut_off_is_left_out(folder):

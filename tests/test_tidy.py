@@ -155,7 +155,7 @@ def test_no_path_of_one_machine_is_written_down():
         ("holdout.commands", {"torch", "numpy", "pydantic", "rich"}),
         ("holdout.config", {"torch", "numpy"}),
         ("holdout.results", {"torch"}),
-        ("holdout.experiments.sizes", {"torch", "matplotlib", "plotly"}),
+        ("holdout.experiments.sizes", {"torch", "matplotlib"}),
     ],
 )
 def test_what_is_light_stays_light(module, heavy):

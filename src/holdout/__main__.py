@@ -3,7 +3,7 @@
 import os
 import sys
 
-from holdout.commands import run_command
+from holdout import interrupts
 
 # By default torch's threads keep a core busy while they wait for each other. If another process
 # wants that core, both slow down tenfold and more; sleeping threads cost nothing. This must be set
@@ -15,7 +15,18 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 def main() -> None:
     """Run the command line and exit with its code."""
-    sys.exit(run_command(sys.argv[1:]))
+    interrupts.take_over()
+    try:
+        # Only now, since importing takes a while, and Ctrl-C may come meanwhile.
+        from holdout.commands import run_command
+
+        code = run_command(sys.argv[1:])
+        interrupts.ignore()
+    except KeyboardInterrupt:
+        interrupts.ignore()
+        code = 130
+        sys.stderr.write("holdout: stopped\n")
+    sys.exit(code)
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ The tree says whose fault it is:
     │   ├── PluginError         a custom rule, attack or model failed while it ran
     │   ├── ModelError          a model that does not fit the data, or that we cannot train
     │   ├── RunFolderError      the run folder is taken, damaged, locked or of a different config
+    │   │   └── WriteError          a file of it could not be written, such as on a full disk
     │   └── StoreError          a node cannot write what it must remember, or has no room to
     ├── RunFailed           a run ended, and a curve of it measured nothing; exit code 1
     ├── AuditError          the chain in a node's store does not hold; exit code 1
@@ -89,6 +90,10 @@ class ModelError(UserError):
 
 class RunFolderError(UserError):
     """A run folder cannot be used: taken, damaged, locked, or of a different config."""
+
+
+class WriteError(RunFolderError):
+    """A file of a run could not be written; the message names it and says why."""
 
 
 class StoreError(UserError):

@@ -59,7 +59,11 @@ def pool(count: int) -> ThreadPoolExecutor:
     before = torch.get_num_threads()
     executor = ThreadPoolExecutor(count, "holdout", _use_one_thread)
     started = Barrier(count)
-    wait([executor.submit(started.wait) for _ in range(count)])
+    try:
+        wait([executor.submit(started.wait) for _ in range(count)])
+    except BaseException:
+        started.abort()  # Or those that did start would wait for the others for good.
+        raise
     # Torch takes what one thread sets for itself as the new default of all threads.
     torch.set_num_threads(before)
     return executor

@@ -21,7 +21,7 @@ import math
 import os
 import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
@@ -32,7 +32,7 @@ import tomli_w
 from holdout import checkpoint_files
 from holdout.checkpoint_files import ENDS, Checkpoint, end_path
 from holdout.curve_rows import NO_ATTACK, CurveKey, in_order, planned_curves, with_round_zero
-from holdout.errors import RunFolderError
+from holdout.errors import RunFolderError, WriteError
 from holdout.saved_models import Weights, weights_in, weights_of
 
 if TYPE_CHECKING:
@@ -142,11 +142,19 @@ def to_json(value: Any, *, indent: int | None = None) -> str:
 def write_atomic(path: Path, content: bytes) -> None:
     """Write the file whole or not at all, and have it on the disk when this returns."""
     temporary = path.with_name(f".{path.name}.partial")
-    with temporary.open("wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
+    try:
+        with temporary.open("wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except OSError as error:
+        # On a full disk, what is of no use must not take the room of what is.
+        with suppress(OSError):
+            temporary.unlink(missing_ok=True)
+        if error.errno is not None:
+            error.filename = str(path)
+        raise
     directory = os.open(path.parent, os.O_RDONLY)
     try:
         os.fsync(directory)
@@ -154,19 +162,33 @@ def write_atomic(path: Path, content: bytes) -> None:
         os.close(directory)
 
 
+@contextmanager
+def writing(path: Path, *, resumable: bool = False) -> Iterator[None]:
+    """Turn what keeps a file from being written, such as a full disk, into a message."""
+    try:
+        yield
+    except OSError as error:
+        why = error.strerror or error
+        kept = "; what was written before is kept, and resuming goes on from there" * resumable
+        raise WriteError(f"{error.filename or path}: cannot be written ({why}){kept}") from error
+
+
 class RunFolder:
     """A run folder opened for writing, by this process alone. Use `create` or `resume`."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._rounds = (path / ROUNDS).open("ab")
+        # Without a buffer: what a full disk did not take is not tried again when this is closed.
+        self._rounds = (path / ROUNDS).open("ab", buffering=0)
         self._digest = hashlib.sha256((path / ROUNDS).read_bytes())
 
     def append(self, record: Mapping[str, Any]) -> ResultsMark:
         """Append one round's line; how far the results now reach."""
         line = (to_json(record) + "\n").encode()
-        self._rounds.write(line)
-        self._rounds.flush()
+        with self._writing(ROUNDS):
+            left = line
+            while left:
+                left = left[self._rounds.write(left) :]
         self._digest.update(line)
         return self.mark()
 
@@ -176,14 +198,16 @@ class RunFolder:
 
     def save(self, checkpoint: Checkpoint, mark: ResultsMark) -> None:
         """Make the results durable up to `mark`, and the checkpoint the place to continue from."""
-        os.fsync(self._rounds.fileno())
+        with self._writing(ROUNDS):
+            os.fsync(self._rounds.fileno())
         meta = {
             **jsonable(checkpoint.meta),
             "results_bytes": mark.length,
             "results_sha256": mark.sha256,
         }
         content = checkpoint_files.encode(Checkpoint(meta, checkpoint.arrays))
-        write_atomic(self.path / CHECKPOINT, content)
+        with self._writing(CHECKPOINT):
+            write_atomic(self.path / CHECKPOINT, content)
 
     def save_end(self, key: CurveKey, round_number: int, checkpoint: Checkpoint) -> None:
         """Keep the state in which a curve ended, for more rounds than were asked for so far."""
@@ -198,17 +222,22 @@ class RunFolder:
 
     def write(self, name: str, content: str) -> None:
         """Write a whole file of the folder."""
-        write_atomic(self.path / name, content.encode())
+        with self._writing(name):
+            write_atomic(self.path / name, content.encode())
 
     def write_bytes(self, place: Path, content: bytes) -> None:
         """Write a whole file, at this place below the folder."""
         path = self.path / place
-        path.parent.mkdir(exist_ok=True)
-        write_atomic(path, content)
+        with self._writing(place):
+            path.parent.mkdir(exist_ok=True)
+            write_atomic(path, content)
 
     def close(self) -> None:
         """Close the stream of rounds."""
         self._rounds.close()
+
+    def _writing(self, name: Path | str) -> AbstractContextManager[None]:
+        return writing(self.path / name, resumable=True)
 
 
 @contextmanager
@@ -308,27 +337,10 @@ def _config_to_go_on(
     raise RunFolderError(f"{path} holds a run with a different config: {told}; {rule}")
 
 
-def free_path(parent: Path, name: str) -> Path:
-    """parent/name, or with -2, -3, ... if taken."""
-    path, number = parent / name, 1
-    while path.exists():
-        number += 1
-        path = parent / f"{name}-{number}"
-    return path
-
-
-def last_path(parent: Path, name: str) -> Path:
-    """The last of parent/name, name-2, name-3, ... that exists."""
-    path, number = parent / name, 1
-    while (following := parent / f"{name}-{number + 1}").exists():
-        path, number = following, number + 1
-    return path
-
-
 def read_config(path: Path) -> dict[str, Any]:
     """The config that a run folder holds."""
     try:
-        return tomllib.loads((path / CONFIG).read_text("utf-8"))
+        return tomllib.loads((path / CONFIG).read_text("utf-8-sig"))
     except FileNotFoundError:
         raise RunFolderError(f"{path} is not a run folder: {CONFIG} is missing") from None
     except (OSError, ValueError, RecursionError) as error:

@@ -21,11 +21,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from holdout import device
 from holdout.errors import InfeasibleError
 from holdout.ids import ProposalId, WorkerId
 from holdout.joint_vote import JointMemory, decide_jointly
-from holdout.learning.vector import norm, shrink
+from holdout.learning.vector import ProposalFault, norm, read_update, shrink
 from holdout.rules import Rule, RuleContext, mean
 from holdout.tracebacks import Failure
 from holdout.voting import (
@@ -58,15 +57,6 @@ class Outcome(StrEnum):
     """The step led to weights or a loss that are not finite; the curve ends here."""
     OVERFLOW = "overflow"
     """The step would have led to weights that the arrays of a Flower model cannot hold."""
-
-
-class ProposalFault(StrEnum):
-    """Why a proposal is rejected before anybody judges it."""
-
-    MISSING = "missing"
-    MISSHAPEN = "misshapen"
-    """Not a vector of d floats."""
-    NOT_FINITE = "not-finite"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -112,30 +102,12 @@ def admit_proposals(received: Sequence[object], *, dimension: int) -> AdmittedPr
     valid: dict[ProposalId, Tensor] = {}
     faults: dict[ProposalId, ProposalFault] = {}
     for place, update in enumerate(received):
-        read = _read(update, dimension)
+        read = read_update(update, dimension)
         if isinstance(read, ProposalFault):
             faults[ProposalId(place)] = read
         else:
             valid[ProposalId(place)] = read
     return AdmittedProposals(valid, faults)
-
-
-def _read(update: object, dimension: int) -> Tensor | ProposalFault:
-    if update is None:
-        return ProposalFault.MISSING
-    # Of a sparse tensor, or one without values (device `meta`), not even the numbers can be read.
-    plain = isinstance(update, Tensor) and update.layout is torch.strided
-    if not isinstance(update, Tensor) or not plain or not device.is_here(update):
-        return ProposalFault.MISSHAPEN
-    if update.shape != (dimension,):
-        return ProposalFault.MISSHAPEN
-    if not update.is_floating_point():
-        return ProposalFault.MISSHAPEN
-    # Only then: what float64 holds may be too large for float32.
-    numbers = update.detach().float()
-    # The sum is finite only if all are, and quick; finite numbers whose sum is not are rare.
-    finite = numbers.sum().isfinite() or numbers.isfinite().all()
-    return numbers if finite else ProposalFault.NOT_FINITE
 
 
 def bound_updates(
@@ -222,7 +194,7 @@ def conclude_joint(
 
 
 def _read_message(message: object, *, dimension: int) -> JointBallot | BallotFault:
-    match _read(message, dimension):
+    match read_update(message, dimension):
         case ProposalFault.MISSING:
             return BallotFault.MISSING
         case ProposalFault.MISSHAPEN:

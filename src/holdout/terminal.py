@@ -18,6 +18,7 @@ from rich.progress import (
 )
 from rich.table import Column, Table
 
+from holdout import interrupts
 from holdout.metrics import ACCURACY, metric_of
 
 if TYPE_CHECKING:
@@ -44,12 +45,22 @@ def watching() -> Iterator[Callable[[str], Watch]]:
     # Standard error, so that standard output holds the result alone.
     console = Console(stderr=True)
     if not console.is_terminal:
-        yield _print_lines
+        yield lambda start: _until_asked(_print_lines(start))
         return
     bar = _bar(console)
     with bar:
         task = bar.add_task("checking the config, loading the data", total=None)
-        yield lambda start: _bar_watch(start, bar, task)
+        yield lambda start: _until_asked(_bar_watch(start, bar, task))
+
+
+def _until_asked(watch: Watch) -> Watch:
+    """The watch, which also stops the run if Ctrl-C was pressed and got lost."""
+
+    def watch_and_stop(progress: RoundProgress) -> None:
+        watch(progress)
+        interrupts.raise_if_asked()
+
+    return watch_and_stop
 
 
 @contextmanager

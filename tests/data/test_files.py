@@ -3,6 +3,7 @@
 import gzip
 import io
 import lzma
+import os
 import pickle
 import struct
 import zipfile
@@ -15,6 +16,7 @@ from hypothesis import strategies as st
 
 from holdout.data import files
 from holdout.data.datasets import Dataset, load
+from holdout.data.download import MNIST
 from holdout.data.files import read_cifar, read_idx, read_known, read_npz
 from holdout.errors import DataError
 
@@ -333,3 +335,47 @@ def test_any_npy_header_gives_a_dataset_or_a_data_error(fuzz_folder, npz, header
         prefix = b"\x93NUMPY\x01\x00" + struct.pack("<H", len(encoded))
         archive.writestr("x_test.npy", prefix + encoded + bytes(24))
     assert_dataset_or_data_error("npz", path)
+
+
+@pytest.mark.parametrize("name", ["npz", "idx"])
+@pytest.mark.parametrize("kind", ["endless", "pipe"])
+def test_what_never_ends_or_never_speaks_is_refused_at_once(name, kind, tmp_path):
+    folder = tmp_path / "data"
+    folder.mkdir()
+    names = [known.name for known in MNIST.files] if name == "idx" else ["own.npz"]
+    for file in names:
+        if kind == "endless":
+            (folder / file).symlink_to("/dev/zero")
+        else:
+            os.mkfifo(folder / file)
+    with pytest.raises(DataError, match=f"^{folder}"):
+        load(name, path=folder)
+    if name == "npz":
+        with pytest.raises(
+            DataError, match=r"own\.npz: must be an ordinary file; it is a pipe or a device"
+        ):
+            load(name, path=folder / "own.npz")
+
+
+@pytest.mark.parametrize("path", ["/dev/zero", "/dev/stdin", "/dev/full"])
+def test_devices_are_no_data(path):
+    if not Path(path).is_file():
+        for name in ("npz", "idx", "mnist"):
+            with pytest.raises(DataError, match=path):
+                load(name, path=Path(path))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"y_train": np.array([0.0, 1.0, 0.0, 1.0])}, "y_train needs whole numbers"),
+        ({"y_train": np.array([0, 1])}, "x_train has 4 rows, y_train has 2 labels"),
+        ({"x_test": np.full((2, 3), np.nan, np.float32)}, "x_test must be finite"),
+        ({"x_test": np.zeros((2, 5), np.float32)}, "need one shape"),
+    ],
+)
+def test_what_is_wrong_inside_a_file_is_told_with_its_name(tmp_path, npz, change, message):
+    path = tmp_path / "own.npz"
+    path.write_bytes(npz(**npz_parts(**change)))
+    with pytest.raises(DataError, match=f"^{path}: .*{message}"):
+        load("npz", path=path)

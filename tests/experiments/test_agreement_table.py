@@ -6,7 +6,7 @@ import pytest
 import tomli_w
 
 from holdout.errors import RunFolderError
-from holdout.experiments import figures, report
+from holdout.experiments import figures
 from holdout.experiments.agreement_table import agreement_table, network_notes
 from holdout.experiments.curves import group
 from holdout.experiments.report import write_report
@@ -20,7 +20,6 @@ CONFIG = {
 
 @pytest.fixture(autouse=True)
 def _small_page(monkeypatch):
-    monkeypatch.setattr(report, "get_plotlyjs", lambda: "var Plotly;")
     monkeypatch.setattr(figures, "DPI", 30)
 
 

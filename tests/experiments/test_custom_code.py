@@ -14,7 +14,7 @@ from torch import nn
 from holdout import results
 from holdout.commands import run_command
 from holdout.errors import ConfigError, ModelError, PluginError, RunFailed, RunFolderError
-from holdout.experiments import report, runner
+from holdout.experiments import runner
 from holdout.experiments.curves import final_table, group
 from holdout.experiments.plugins import Plugins
 from holdout.experiments.run_notes import notes_on_curves, notes_on_data
@@ -33,7 +33,6 @@ def data(tmp_path_factory):
 def beside_us(tmp_path, monkeypatch):
     """An empty working directory; what is imported from it is forgotten again."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(report, "get_plotlyjs", lambda: "var Plotly;")
     before = set(sys.modules)
     yield tmp_path
     for name in set(sys.modules) - before:

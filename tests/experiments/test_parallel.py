@@ -2,12 +2,14 @@
 
 import json
 import os
+import signal
+import sys
 import threading
 
 import pytest
 from tests import tiny
 
-from holdout import results
+from holdout import interrupts, results
 from holdout.errors import PluginError, RunFolderError
 from holdout.experiments import runner
 from holdout.experiments.parallel import Job, run_together
@@ -103,6 +105,50 @@ def test_after_an_interruption_it_goes_on_to_the_same_folders(count, data, whole
     # What was done before the interruption is not done again.
     total = sum(len((whole / n / "results.jsonl").read_text().splitlines()) for n in NAMES)
     assert len(told) <= total - count
+
+
+@pytest.fixture
+def _as_in_the_command(monkeypatch):
+    """Ctrl-C as the command takes it: the first one stops, the others change nothing."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    monkeypatch.setattr(interrupts, "_asked", False)
+    monkeypatch.setattr(sys, "unraisablehook", sys.unraisablehook)
+    interrupts.take_over()
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+def storm_after(count):
+    """Watches of all curves, after so many calls of which many a Ctrl-C follows; when it ended."""
+    calls, ended = [], threading.Event()
+
+    def storm():
+        for _ in range(100):
+            os.kill(os.getpid(), signal.SIGINT)
+            threading.Event().wait(0.0005)  # Or several are taken for one.
+        ended.set()
+
+    def watch(progress):
+        calls.append(progress)
+        if len(calls) == count:
+            threading.Thread(target=storm).start()
+
+    return lambda: watch, ended
+
+
+@pytest.mark.usefixtures("_as_in_the_command")
+@pytest.mark.parametrize("count", [1, 6])
+def test_many_a_ctrl_c_while_curves_run_at_once_loses_nothing(count, data, whole, tmp_path):
+    out = tmp_path / "out"
+    watch, ended = storm_after(count)
+    with pytest.raises(KeyboardInterrupt):
+        run_together(jobs(data, out, watch=watch))
+    assert ended.wait(60)
+    assert interrupts.was_asked()
+    with pytest.raises(KeyboardInterrupt):
+        interrupts.raise_if_asked()
+    run_together(jobs(data, out, resume=True))
+    assert_same(out, whole)
 
 
 def test_a_crash_costs_no_more_than_what_no_checkpoint_holds(data, whole, tmp_path):

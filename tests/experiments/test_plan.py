@@ -9,11 +9,12 @@ import pytest
 import torch
 from tests import tiny
 
+from holdout import Config
 from holdout.data.datasets import Dataset, load
 from holdout.errors import ConfigError, DataError
 from holdout.experiments.plan import make_plan
 from holdout.experiments.plugins import Plugins
-from holdout.experiments.resolve_names import terms_of
+from holdout.experiments.resolve_names import notes_on_vote, terms_of
 from holdout.voting import Gate, Quorum, Terms
 
 OWN_CODE = """
@@ -458,3 +459,40 @@ def test_a_vote_behind_a_pre_aggregation_is_told_what_may_stand_there(data):
     )
     (found,) = problems(tiny.values(data, experiment={"rules": ["nnm+kum"]}))
     assert "holdout" not in found
+
+
+@pytest.mark.parametrize(
+    ("rules", "mode", "vote", "notes"),
+    [
+        (["holdout"], "central", {"bound": False}, ["vote.bound = false does nothing here"]),
+        (["krum"], "central", {"bound": False, "memory": 0.5}, ["vote.memory", "vote.bound"]),
+        (["holdout-paper"], "central", {"gate": "zero"}, ["vote.gate = 'zero' does nothing here"]),
+        (
+            ["holdout-1"],
+            "central",
+            {"memory": 0.5, "screen": False},
+            ["vote.screen", "vote.memory"],
+        ),
+        (["holdout", "holdout-1"], "central", {"bound": False, "memory": 0.5}, []),
+        (["holdout"], "central", {"samples": 7, "bound": True, "gate": "median"}, []),
+        (["holdout"], "decentralized", {"memory": 0.5}, ["vote.memory = 0.5 does nothing here"]),
+        (["holdout"], "decentralized", {"gate": "zero"}, []),
+    ],
+)
+def test_a_changed_key_of_a_vote_that_does_nothing_is_told(rules, mode, vote, notes):
+    config = Config(
+        experiment={"rules": rules}, federation={"mode": mode, "disjoint": False}, vote=vote
+    )
+    told = notes_on_vote(config)
+    assert len(told) == len(notes)
+    for said, expected in zip(told, notes, strict=True):
+        assert said.startswith(expected)
+
+
+def test_every_key_of_the_vote_is_heeded_by_some_rule():
+    changed = {"screen": False, "memory": 0.5, "gate": "zero", "quorum": "paper"}
+    changed |= {"bound": False}
+    assert notes_on_vote(Config(experiment={"rules": ["holdout", "holdout-1"]}, vote=changed)) == []
+    told = notes_on_vote(Config(experiment={"rules": ["mean"]}, vote=changed))
+    assert [note.split(" ")[0] for note in told] == [f"vote.{key}" for key in changed]
+    assert {note.rpartition("it is for ")[2] for note in told} == {"holdout", "holdout-1"}

@@ -7,7 +7,7 @@ import torch
 
 from holdout.attacks import BALLOT_ATTACKS, Lie, MixedLie
 from holdout.attacks.searched import Menu
-from holdout.federation import decentralized
+from holdout.federation import decentralized, joint_rehearsal
 from holdout.federation.round_setup import first_state
 from holdout.rules import RULES, compose
 
@@ -217,6 +217,19 @@ def test_rules_without_messages_reach_what_their_steps_reach(rule, scene, play):
     reaching = Reaching()
     play(federation, replace(curve, act=reaching), 1)
     assert reaching.compared > 50
+
+
+@pytest.mark.parametrize("name", ["alie", "greedy", "jointly"])
+def test_what_voters_send_in_every_trial_is_read_once(name, scene, play, monkeypatch):
+    read, real = [], joint_rehearsal.read_update
+    monkeypatch.setattr(
+        joint_rehearsal, "read_update", lambda sent, d: (read.append(sent), real(sent, d))[1]
+    )
+    attack = {"name": name, "voters": "honest", "passing": "all"}
+    play(*scene("holdout", attack=attack), 1)
+    # They are kept here, so that no two have had the same identity.
+    assert len(read) > 10
+    assert len({id(sent) for sent in read}) == len(read)
 
 
 @pytest.mark.parametrize("knowledge", ["omniscient", "coalition", "last-round"])

@@ -8,8 +8,12 @@ import torch
 from holdout.attacks import Lie
 from holdout.attacks.updates import NotANumber
 from holdout.federation import decentralized
-from holdout.federation.round_setup import first_state
-from holdout.workers import propose_together
+from holdout.federation.coalition import lie_to_server
+from holdout.federation.electorate import score_voters
+from holdout.federation.joint_ballots import joint_voters
+from holdout.federation.round_setup import draw_round, first_state
+from holdout.ids import ProposalId
+from holdout.workers import judge_together, propose_together
 
 RULES = ["holdout", "holdout-1", "holdout-paper", "krum", "mean"]
 
@@ -98,6 +102,41 @@ def test_while_it_grows_a_lie_is_part_honest_work(name, scene, play):
         step = sent.mean(dim=0)
         assert torch.allclose(after.weights, state.weights - 0.1 * step, atol=1e-6), number
         state = after
+
+
+@pytest.mark.parametrize("name", ["zero", "label-flip"])
+def test_while_it_grows_what_lying_voters_send_with_it_is_part_honest_work(name, scene):
+    """By an attack that decides what voters send, such as `jointly`."""
+    federation, curve = scene("holdout", attack={"name": name, "ramp": 3})
+    truthful, _ = scene("holdout", attack={"name": "zero"})
+    seen = 0
+    for number in range(1, 6):
+        state = replace(first_state(federation), round=number - 1)
+        setup = draw_round(federation, curve, state)
+        voters = joint_voters(setup, {})
+        if not (voters.liars and setup.coalition):
+            continue
+        seen += 1
+        junk = torch.full_like(state.weights, torch.nan)
+        far = torch.full_like(state.weights, 3.0)
+        messages = [far, junk, None][: len(voters.liars)] + [far] * (len(voters.liars) - 3)
+        act = lambda view, messages=messages: Lie(view.mean, messages=messages)  # noqa: E731
+        setup = replace(setup, curve=replace(curve, act=act))
+        honest = {ProposalId(0): torch.ones_like(state.weights)}
+        lies = lie_to_server(setup, honest, score_voters(setup), replace(voters, setup=setup))
+        own = judge_together(
+            [truthful.workers[voter] for voter in voters.liars],
+            state.weights,
+            round_number=number,
+            learning_rate=0.1,
+        )
+        share = min(1.0, number / 4)
+        for honest_one, said, sent in zip(own, messages, lies.messages, strict=True):
+            if said is far:
+                assert torch.allclose(sent, honest_one + share * (far - honest_one), atol=1e-6)
+            else:
+                assert sent is said
+    assert seen > 2
 
 
 def test_junk_does_not_grow(scene, play):

@@ -53,7 +53,7 @@ def test_the_example_holds_under_attack_in_flower_s_simulation(tmp_path):
     assert found[-1] > 0.75
     (row,) = final_table(read_run(run).rows)
     assert row.accuracy == pytest.approx(found[-1], abs=1e-3)
-    assert "Under sign-flip, HoldOut 1 ends at" in write_report(run).read_text("utf-8")
+    assert "Under sign-flip, HoldOut (first vote) ends at" in write_report(run).read_text("utf-8")
 
 
 @pytest.mark.soak

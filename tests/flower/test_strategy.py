@@ -360,10 +360,10 @@ def test_a_run_folder_is_written_that_holdout_report_draws(tmp_path):
     assert json.loads((folder / "nodes.json").read_text("utf-8"))["3"] == "103"
     page = write_report(folder).read_text("utf-8")
     assert "our-federation" in page
-    assert "Under crashes, HoldOut 1 ends at 30.0" in page
+    assert "Under crashes, HoldOut (first vote) ends at 30.0" in page
     assert "rejected: error" in page
     (row,) = final_table(run.rows)
-    assert (row.label, row.accuracy) == ("HoldOut 1", 0.3)
+    assert (row.label, row.accuracy) == ("HoldOut (first vote)", 0.3)
 
 
 def test_a_run_that_stops_keeps_what_was_done(tmp_path):

@@ -147,3 +147,14 @@ def test_what_is_no_tensor_is_refused():
 
     with pytest.raises(ModelError, match=r"got .*tuple"):
         build(lambda shape, classes: Pair(shape[0], classes), (4,), 3, seed=0)
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+def test_images_with_their_channels_last_get_a_hint(channels):
+    shape = (32, 32, channels)
+    for factory in (MODELS["lenet5"], lambda _shape, _classes: nn.Conv2d(7, 2, 5)):
+        with pytest.raises(ModelError, match=r"move the channels to the front, as x\.transpose"):
+            build(factory, shape, 10, seed=0)
+    with pytest.raises(ModelError) as caught:
+        build(MODELS["lenet5"], (3, 8, 8), 10, seed=0)
+    assert "front" not in str(caught.value)

@@ -9,6 +9,7 @@ from torch import Tensor
 from holdout.attacks.view import Deployed, MixedLie
 from holdout.custom_code import guard
 from holdout.errors import InfeasibleError
+from holdout.learning.vector import ProposalFault, read_update
 from holdout.rules import mean
 from holdout.rules.context import ReportingVoters, RuleContext, made_context
 from holdout.rules.rule import LEAVES_NOBODY_OUT, LieLine, Rule, checked_update
@@ -79,7 +80,8 @@ class DeployedRule:
         places = self.places or range(len(self.honest), len(self.honest) + len(lies))
         rows: list[Tensor | None] = list(self.honest)
         for place, lie in zip(places, lies, strict=True):
-            rows.insert(place, _admitted(lie, self.honest.shape[1]))
+            read = read_update(lie, self.honest.shape[1])
+            rows.insert(place, None if isinstance(read, ProposalFault) else read)
         valid = [row for row in rows if row is not None]
         heard = [place for place, row in enumerate(rows) if row is not None]
         told = [row for row, place in enumerate(heard) if place in places]
@@ -119,14 +121,6 @@ def reaches_one_by_one(
         return 0.0 if update is None else float(update.double() @ direction)
 
     return [reach(trial) for trial in trials]
-
-
-def _admitted(lie: Tensor | None, dimension: int) -> Tensor | None:
-    """The lie as the server reads it; None if it would reject it."""
-    if lie is None or lie.shape != (dimension,) or not lie.is_floating_point():
-        return None
-    numbers = lie.detach().float()
-    return numbers if numbers.isfinite().all() else None
 
 
 def strengths(maximum: float) -> list[float]:

@@ -11,7 +11,7 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 
-from holdout import __version__
+from holdout import __version__, interrupts
 from holdout.commands import export, plan, report, reproduce, run, shared, simulate
 from holdout.commands import list as list_command
 from holdout.errors import UserError
@@ -33,15 +33,25 @@ COMMANDS: Sequence[Callable[[shared.Subparsers], None]] = (
 def run_command(arguments: Sequence[str]) -> int:
     """Run one command; the exit code."""
     try:
+        return _run(arguments)
+    except KeyboardInterrupt:
+        pass
+    except Exception:
+        # Code that Ctrl-C met may have made another error of it.
+        if not interrupts.was_asked():
+            raise
+    print("holdout: stopped", file=sys.stderr)
+    return shared.EXIT_INTERRUPTED
+
+
+def _run(arguments: Sequence[str]) -> int:
+    try:
         options = make_parser().parse_args(arguments)
         code = int(options.run(options) or shared.EXIT_OK)
         sys.stdout.flush()
     except UserError as error:
         print(f"holdout: {error}", file=sys.stderr)
-        return shared.EXIT_USER
-    except KeyboardInterrupt:
-        print("holdout: stopped", file=sys.stderr)
-        return shared.EXIT_INTERRUPTED
+        return shared.EXIT_INTERRUPTED if interrupts.was_asked() else shared.EXIT_USER
     except BrokenPipeError:
         # The reader of our output went away; there is nobody left to tell.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -73,23 +73,19 @@ def _values(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def _run(options: argparse.Namespace) -> int:
-    from holdout import config, results
+    from holdout import results
     from holdout.errors import RunFailed, UserError
 
     if options.changed_code and not options.resume:
         raise UserError("--changed-code is for --resume: a new run takes the code as it is")
     folder: Path | None = options.out
     values = _values(options)
-    # Mistakes are reported by the run, together with those that only it can find.
-    name = config.parse(values).config.experiment.name
-    if folder is None:
-        find_path = results.last_path if options.resume else results.free_path
-        folder = find_path(Path("runs"), name)
-    from holdout.experiments.runner import run
+    from holdout.experiments.plan import make_plan
+    from holdout.experiments.runner import run_plan
+    from holdout.experiments.watchers import CallersWatcher
+    from holdout.folder_names import claim_path, last_path
     from holdout.terminal import print_table, watching
 
-    # The folder holds its config, so nothing else needs to be given again.
-    again = ["holdout", "run", "--out", str(folder), "--resume"]
     said: list[str] = []
 
     def say(note: str) -> None:
@@ -97,18 +93,26 @@ def _run(options: argparse.Namespace) -> int:
         print_note(note)
 
     failed = None
-    with explain_resuming(folder / results.CONFIG, again), watching() as watch:
-        try:
-            result = run(
-                values,
-                out=folder,
-                resume=options.resume,
-                watch=watch(""),
-                say=say,
-                changed_code=options.changed_code,
-            )
-        except RunFailed as error:
-            result, failed = error.result, error
+    with watching() as watch:
+        plan = make_plan(values)
+        name = plan.config.experiment.name
+        if folder is None:
+            find_path = last_path if options.resume else claim_path
+            folder = find_path(Path("runs"), name)
+        # The folder holds its config, so nothing else needs to be given again.
+        again = ["holdout", "run", "--out", str(folder), "--resume"]
+        with explain_resuming(folder / results.CONFIG, again):
+            try:
+                result = run_plan(
+                    plan,
+                    out=folder,
+                    resume=options.resume,
+                    watch=CallersWatcher(watch("")),
+                    say=say,
+                    changed_code=options.changed_code,
+                )
+            except RunFailed as error:
+                result, failed = error.result, error
     print_table(result.table(), name)
     for note in result.notes:
         if note not in said:

@@ -9,7 +9,7 @@ from fractions import Fraction
 from pathlib import Path
 from typing import NoReturn, TypeAlias
 
-from holdout.errors import PluginError
+from holdout.errors import PluginError, WriteError
 from holdout.shares import read_share
 
 EXIT_OK, EXIT_FAILURE, EXIT_USER, EXIT_INTERRUPTED = 0, 1, 2, 130
@@ -93,7 +93,7 @@ def explain_resuming(begun: Path, command: Sequence[str]) -> Iterator[None]:
     """If the run is stopped once `begun` is there, print the command that continues it."""
     try:
         yield
-    except (KeyboardInterrupt, PluginError):
+    except (KeyboardInterrupt, PluginError, WriteError):
         if begun.exists():
             print(
                 f"\nEverything done so far is kept. Continue with:\n  {shlex.join(command)}",

@@ -15,6 +15,9 @@ from holdout.config.sections import Config, Section
 from holdout.errors import ConfigError
 from holdout.shares import write_share
 
+BYTES_MAX = 1 << 20
+"""A longer file, such as one without an end, is no config."""
+
 RULES = "rules"
 """The section that holds a table for each rule."""
 
@@ -84,7 +87,11 @@ def read_file(path: Path) -> dict[str, Any]:
     """The values of a TOML file."""
     try:
         with path.open("rb") as file:
-            return tomllib.load(file)
+            content = file.read(BYTES_MAX + 1)
+        if len(content) > BYTES_MAX:
+            raise ConfigError([f"{path}: no config: it holds more than {BYTES_MAX} bytes"])
+        # Some editors begin a file with a mark of its encoding, which is no TOML.
+        return tomllib.loads(content.decode("utf-8-sig"))
     except OSError as error:
         raise ConfigError([f"{path}: cannot be read ({error.strerror})"]) from error
     except (ValueError, RecursionError) as error:

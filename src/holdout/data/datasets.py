@@ -168,8 +168,8 @@ def load(
     elif name == "idx":
         dataset = _load_idx(_required(name, path))
     elif name == "npz":
-        arrays = files.read_npz(_npz_file(_required(name, path)))
-        dataset = dataset_of(name, arrays, real_targets=real_targets)
+        file = _npz_file(_required(name, path))
+        dataset = _named(name, file, files.read_npz(file), real_targets)
     else:
         known = ", ".join(NAMES)
         raise DataError(
@@ -320,7 +320,12 @@ def _load_idx(folder: Path) -> Dataset:
     for path, dimensions in zip(paths, _IDX_DIMENSIONS, strict=True):
         with files.opened(path) as content:
             arrays.append(files.read_idx(content, dimensions=dimensions, path=path))
-    return dataset_of("idx", Arrays(*arrays))
+    return _named("idx", folder, Arrays(*arrays))
+
+
+def _named(name: str, path: Path, arrays: Arrays, real_targets: bool | None = False) -> Dataset:
+    """The data set of a user's file or folder; what is wrong with it is told with its path."""
+    return replace(dataset_of(str(path), arrays, real_targets=real_targets), name=name)
 
 
 def _call_loader(name: str, real_targets: bool | None) -> Dataset:

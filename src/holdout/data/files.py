@@ -1,7 +1,8 @@
 """Data files: finding them, reading them with a bound, and the three formats.
 
 A file may be plain, `.gz` or `.xz`. Nothing is read past the size that is expected of it plus one
-byte, so neither a decompression bomb nor a wrong file can fill the memory. Nothing is unpickled: a
+byte, so neither a decompression bomb nor a wrong file can fill the memory; pipes and devices are
+not read at all. Nothing is unpickled: a
 CIFAR-10 batch is a pickle on the outside, but always of the same few opcodes, so it is matched as a
 byte layout; npy headers with object types are refused.
 """
@@ -12,6 +13,7 @@ import io
 import lzma
 import math
 import re
+import stat
 import zipfile
 import zlib
 from collections.abc import Iterator, Sequence
@@ -189,8 +191,10 @@ def read_cifar(content: bytes, *, path: Path) -> tuple[NDArray[np.uint8], NDArra
 def read_npz(path: Path) -> Arrays:
     """The arrays x_train, y_train, x_test and y_test of an npz file."""
     try:
-        with readable(path), zipfile.ZipFile(path) as archive:
-            return _read_members(archive, path)
+        with readable(path):
+            _refuse_special(path)
+            with zipfile.ZipFile(path) as archive:
+                return _read_members(archive, path)
     except DataError:
         raise
     except Exception as error:
@@ -198,7 +202,15 @@ def read_npz(path: Path) -> Arrays:
         raise DataError(f"{path}: not a readable npz file: {error}") from error
 
 
+def _refuse_special(path: Path) -> None:
+    """Refuse pipes, which may never speak, and devices, which may never end."""
+    mode = path.stat().st_mode
+    if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
+        raise DataError(f"{path}: must be an ordinary file; it is a pipe or a device")
+
+
 def _open(path: Path) -> BinaryIO | gzip.GzipFile | lzma.LZMAFile:
+    _refuse_special(path)
     match path.suffix:
         case ".gz":
             return gzip.open(path, "rb")

@@ -1,11 +1,12 @@
 """Figures for a paper: what was measured over the rounds, as PNG bytes; and how curves look.
 
-The colours are Okabe and Ito's, which the colour-blind can tell apart; in grey, dashes and markers
-differ. HoldOut has the same look in every figure, and the unattacked mean is dashed black.
+The colours follow Okabe and Ito's, which the colour-blind can tell apart, darkened until they stand
+out from white by 3 to 1. Curves that share a colour differ in dash and in marker, and neighbours
+differ in all three. HoldOut has the same look in every figure, and the unattacked mean is dashed
+black.
 """
 
 import io
-import math
 import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -35,10 +36,31 @@ LABEL_CHARACTERS_MAX = 32
 TITLE_CHARACTERS_MAX = 44
 """A longer line of a panel's title would run into the next panel's."""
 MARKERS_PER_CURVE = 8
+MANY = 6
+"""With more curves than this, not counting the unattacked mean, bands would hide each other."""
+LEGEND_INCHES = 0.235
+"""The height of a line of the legend."""
 
-COLOURS = ("#D55E00", "#009E73", "#CC79A7", "#E69F00", "#6B6B6B", "#7A4B94")
-# With six colours and five markers, thirty looks differ.
-MARKERS = ("square", "triangle-up", "diamond", "x", "triangle-down")
+COLOURS = (
+    ("#C24E00", "#FF9350"),
+    ("#00835F", "#35C79B"),
+    ("#B04A86", "#F08FC6"),
+    ("#A87600", "#E5B53A"),
+    ("#666666", "#A8B0BA"),
+    ("#7A4B94", "#C39BE0"),
+    ("#8A5A36", "#D2A27C"),
+    ("#A3123A", "#FF7A94"),
+)
+"""On white, and on the dark ground of a page."""
+MARKERS = (
+    "square",
+    "triangle-up",
+    "diamond",
+    "x",
+    "triangle-down",
+    "triangle-left",
+    "triangle-right",
+)
 DASHES = ("solid", "dash", "dot", "dashdot")
 
 _MARKERS = {
@@ -49,6 +71,8 @@ _MARKERS = {
     "diamond": "D",
     "x": "x",
     "triangle-down": "v",
+    "triangle-left": "<",
+    "triangle-right": ">",
     "cross": "P",
 }
 _DASHES = {
@@ -62,15 +86,21 @@ _DASHES = {
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """How a curve is drawn, in the words of plotly."""
+    """How a curve is drawn."""
 
     colour: str
+    dark: str
+    """The colour on a dark ground."""
     dash: str
     marker: str
     width: float
 
 
-PROMINENT = (Look("#0072B2", "solid", "circle", 2.4), Look("#56B4E9", "solid", "cross", 2.0))
+BASELINE = Look("#000000", "#FFFFFF", "longdash", "none", 1.6)
+PROMINENT = (
+    Look("#0072B2", "#5CB8F2", "solid", "circle", 2.4),
+    Look("#2F8FC4", "#9AD4FA", "dash", "cross", 2.0),
+)
 """The looks of the votes, the most prominent first."""
 
 
@@ -84,17 +114,25 @@ def looks(curves: Sequence[CurveResult]) -> list[Look]:
     found, others = [], 0
     for curve in curves:
         if curve.is_baseline:
-            found.append(Look("#000000", "longdash", "none", 1.6))
+            found.append(BASELINE)
         elif curve.attack != NO_ATTACK and curve.rule in prominent:
             # Under a second attack the rule looks like any other: no two curves look the same.
             found.append(prominent.pop(curve.rule))
         else:
-            colour = COLOURS[others % len(COLOURS)]
-            found.append(
-                Look(colour, DASHES[others % len(DASHES)], MARKERS[others % len(MARKERS)], 1.6)
-            )
+            found.append(_plain_look(others))
             others += 1
     return found
+
+
+def _plain_look(number: int) -> Look:
+    """A curve's look by its number among the plain ones; 32 of them differ."""
+    shift = number + number // len(COLOURS)  # So that equal colours never meet an equal dash.
+    return Look(
+        *COLOURS[number % len(COLOURS)],
+        DASHES[shift % len(DASHES)],
+        MARKERS[shift % len(MARKERS)],
+        1.6,
+    )
 
 
 def looks_of_rules(panels: Sequence[Sequence[CurveResult]]) -> dict[str, Look]:
@@ -115,7 +153,9 @@ def quantity_png(curves: Sequence[CurveResult], quantity: Metric) -> bytes:
     """A quantity of every curve over the rounds; the same curves give the same bytes."""
     # The user's matplotlib settings must not change the picture.
     with context(SETTINGS):
-        figure = Figure(figsize=SIZE_INCHES, dpi=DPI, layout="constrained")
+        width, height = SIZE_INCHES
+        height = max(height, LEGEND_INCHES * (len(curves) + 3))
+        figure = Figure(figsize=(width, height), dpi=DPI, layout="constrained")
         axes = _prepared(figure.add_subplot())
         axes.set_ylabel(quantity.axis)
         drawn = _draw(axes, curves, looks(curves), quantity)
@@ -134,6 +174,7 @@ def panels_png(panels: Sequence[tuple[str, Sequence[CurveResult]]]) -> bytes:
     with context(SETTINGS):
         figure = Figure(figsize=(width, SIZE_INCHES[1]), dpi=DPI, layout="constrained")
         entries: dict[str, tuple[float, str, Line2D]] = {}
+        heights = shown_range([curve for _, curves in panels for curve in curves], ACCURACY)
         for place, (title, curves) in enumerate(panels, start=1):
             axes = _prepared(figure.add_subplot(1, len(panels), place))
             lines = [textwrap.fill(line, TITLE_CHARACTERS_MAX) for line in title.splitlines()]
@@ -147,8 +188,10 @@ def panels_png(panels: Sequence[tuple[str, Sequence[CurveResult]]]) -> bytes:
                 for curve, look in zip(shown, looks(shown), strict=True)
             ]
             entries |= {entry[1]: entry for entry in _draw(axes, shown, chosen, ACCURACY)}
+            # Side by side, equal heights must mean equal accuracies.
+            axes.set_ylim(*heights)
         if entries:
-            _add_legend(figure, [c for _, curves in panels for c in curves], list(entries.values()))
+            _add_legend(figure, max((c for _, c in panels), key=len), list(entries.values()))
         return _png(figure)
 
 
@@ -173,7 +216,7 @@ def _draw(
 ) -> list[tuple[float, str, Line2D]]:
     """Draw the curves; the final value, label and line of each that has a measured round."""
     drawn = []
-    rounds_max, low, high = 1, math.inf, -math.inf
+    rounds_max = 1
     for place, (curve, look) in enumerate(zip(curves, chosen, strict=True)):
         line = curve.line(quantity.key, scale=quantity.scale)
         if not line.rounds:
@@ -194,34 +237,49 @@ def _draw(
             else 1,
             zorder=order,
         )
-        if len(curve.seeds) > 1:
+        if len(curve.seeds) > 1 and not has_many(curves):
             axes.fill_between(
                 line.rounds, line.low, line.high, color=look.colour, alpha=0.16, linewidth=0
             )
         drawn.append((line.mean[-1], curve.label, artist))
         rounds_max = max(rounds_max, line.rounds[-1])
-        low, high = min(low, *line.low), max(high, *line.high)
     if drawn:
-        _set_scale(axes, quantity, low, high)
+        _set_scale(axes, curves, quantity)
         axes.set_xlim(0, rounds_max * 1.015)
         axes.xaxis.set_major_locator(MaxNLocator("auto", integer=True, steps=[1, 2, 5, 10]))
     return drawn
 
 
-def _set_scale(axes: Axes, quantity: Metric, low: float, high: float) -> None:
+def _set_scale(axes: Axes, curves: Sequence[CurveResult], quantity: Metric) -> None:
     """Show all that counts; a curve that diverges must not flatten the others."""
     if quantity.highest is not None:
-        least, most = quantity.scale * quantity.shown_min, quantity.scale * quantity.highest
-        low = max(low, least)
-        margin = max(0.02 * most, 0.05 * (high - low))
-        axes.set_ylim(max(least, low - margin), min(1.005 * most, max(high, low) + margin))
-    elif low > 0 and high > RATIO_MAX * low:
+        axes.set_ylim(*shown_range(curves, quantity))
+        return
+    lines = [curve.line(quantity.key, scale=quantity.scale) for curve in curves]
+    low = min(value for line in lines for value in line.low)
+    high = max(value for line in lines for value in line.high)
+    if low > 0 and high > RATIO_MAX * low:
         axes.set_yscale("log")
         # In powers of ten, so that huge losses leave the axis readable.
         axes.yaxis.set_major_locator(LogLocator(numticks=8))
         axes.yaxis.set_minor_locator(NullLocator())
     else:
         axes.set_ylim(0.0, 1.05 * high or 1.0)
+
+
+def has_many(curves: Sequence[CurveResult]) -> bool:
+    """Whether there are too many curves to show more than a line of each."""
+    return sum(not curve.is_baseline for curve in curves) > MANY
+
+
+def shown_range(curves: Sequence[CurveResult], metric: Metric) -> tuple[float, float]:
+    """The lowest and highest value that the axis of a bounded metric must show, scaled."""
+    lines = [curve.line(metric.key, scale=metric.scale) for curve in curves]
+    least, most = metric.scale * metric.shown_min, metric.scale * (metric.highest or 1.0)
+    low = max(least, min((value for line in lines for value in line.low), default=least))
+    high = max(low, max((value for line in lines for value in line.high), default=most))
+    margin = max(0.02 * most, 0.05 * (high - low))
+    return max(least, low - margin), min(1.005 * most, high + margin)
 
 
 def _add_legend(
@@ -235,12 +293,13 @@ def _add_legend(
     ordered = sorted(drawn, key=lambda entry: entry[0], reverse=best_is_high)
     counts = [len(curve.seeds) for curve in curves]
     seeds = " to ".join(map(str, sorted({min(counts), max(counts)})))
+    band = "" if has_many(curves) else ",\nband: lowest to highest"
     legend = figure.legend(
         [artist for _, _, artist in ordered],
         # matplotlib leaves out a label that starts with "_": the text is set below.
         [str(place) for place in range(len(ordered))],
         loc="outside right upper",
-        title="one seed" if seeds == "1" else f"mean of {seeds} seeds,\nband: lowest to highest",
+        title="one seed" if seeds == "1" else f"mean of {seeds} seeds{band}",
         title_fontsize=8,
         frameon=False,
         handlelength=3.0,

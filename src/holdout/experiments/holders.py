@@ -19,8 +19,8 @@ from holdout.results import to_json
 
 SHARDS = "shards.json"
 
-WORKERS_MAX = 250
-"""How many workers the picture shows; of more, so many evenly spaced ones."""
+WORKERS_MAX, CELLS_MAX = 250, 2500
+"""How many workers, and numbers of theirs, the page shows; of more workers, evenly spaced ones."""
 HEIGHT, BAR, LEFT, BOTTOM = 180, 9, 52, 34
 
 
@@ -41,7 +41,8 @@ def holders_html(folder: Path) -> str:
         counts = np.array(found["counts"])
         if counts.ndim != 2 or counts.dtype.kind != "i" or counts.size == 0 or counts.min() < 0:  # noqa: PLR2004
             return ""
-        return _text(found, counts) + _picture(counts, str(found["kind"]))
+        shown, kind = _shown(counts), str(found["kind"])
+        return _text(found, counts) + _picture(counts, shown, kind) + _numbers(counts, shown, kind)
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return ""
 
@@ -53,8 +54,8 @@ def _text(found: Mapping[str, Any], counts: Any) -> str:
         f"{workers} workers hold {_span(sizes)} rows each, of {_span(kinds)} of {labels} "
         f"{found['kind']} (seed {found['seed']}). A bar is a worker; colours are {found['kind']}."
     )
-    if workers > WORKERS_MAX:
-        said += f" {WORKERS_MAX} evenly spaced ones are shown."
+    if workers > (count := len(_shown(counts))):
+        said += f" {count} evenly spaced ones are shown."
     return f"<p>{html.escape(said)}</p>"
 
 
@@ -63,10 +64,16 @@ def _span(values: Any) -> str:
     return str(low) if low == high else f"{low} to {high}"
 
 
-def _picture(counts: Any, kind: str) -> str:
-    """Stacked bars, one for each worker, as an SVG."""
+def _shown(counts: Any) -> Any:
+    """Which workers the page shows."""
     workers, labels = counts.shape
-    shown = np.linspace(0, workers - 1, min(workers, WORKERS_MAX)).round().astype(int)
+    count = min(workers, WORKERS_MAX, max(1, CELLS_MAX // labels))
+    return np.linspace(0, workers - 1, count).round().astype(int)
+
+
+def _picture(counts: Any, shown: Any, kind: str) -> str:
+    """Stacked bars, one for each worker, as an SVG; an edge tells each from any ground."""
+    labels = counts.shape[1]
     most = max(1, int(counts.sum(axis=1).max()))
     width = LEFT + BAR * len(shown) + 8
     parts = [
@@ -87,13 +94,32 @@ def _picture(counts: Any, kind: str) -> str:
                     f'<rect x="{LEFT + BAR * place}" y="{top:.2f}" width="{BAR - 1}" '
                     f'height="{tall:.2f}" fill="{_colour(label, labels)}"/>'
                 )
-        parts.append("</g>")
+        parts.append(
+            f'<rect x="{LEFT + BAR * place}" y="{top:.2f}" width="{BAR - 1}" '
+            f'height="{HEIGHT - top:.2f}" style="fill:none;stroke:var(--edge)"/></g>'
+        )
     style = 'font-size="11" fill="currentColor"'
     parts.append(f'<text x="{LEFT - 6}" y="12" text-anchor="end" {style}>{most}</text>')
     parts.append(f'<text x="{LEFT - 6}" y="{HEIGHT}" text-anchor="end" {style}>0</text>')
     parts.append(f'<text x="{LEFT - 6}" y="{HEIGHT // 2}" text-anchor="end" {style}>rows</text>')
     parts.append(f'<text x="{LEFT}" y="{HEIGHT + 20}" {style}>workers, from 0</text>')
     return "".join([*parts, "</svg>"])
+
+
+def _numbers(counts: Any, shown: Any, kind: str) -> str:
+    """The picture as a table, for those who cannot see it or tell its colours apart."""
+    head = "".join(f'<th scope="col">{label}</th>' for label in range(counts.shape[1]))
+    rows = "".join(
+        f'<tr><th scope="row">worker {worker}</th>'
+        + "".join(f"<td>{count}</td>" for count in counts[worker])
+        + "</tr>"
+        for worker in shown
+    )
+    return (
+        f"<details><summary>Rows by worker and {html.escape(kind)}, in numbers</summary>"
+        f'<table><thead><tr><th scope="col">{html.escape(kind)}</th>{head}</tr></thead>'
+        f"<tbody>{rows}</tbody></table></details>"
+    )
 
 
 def _colour(label: int, labels: int) -> str:

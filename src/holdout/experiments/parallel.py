@@ -137,8 +137,10 @@ def _run_curves(works: Sequence[_Work]) -> None:
             tasks.append((curve.rule not in VOTES, partial(_run, work, piece, watch)))
     tasks.sort(key=lambda task: task[0])
     executor = pool(max(threads_of(work.job.plan.config) for work in works))
-    futures = [executor.submit(task) for _, task in tasks]
+    futures: list[Future[None]] = []
     try:
+        for _, task in tasks:
+            futures.append(executor.submit(task))
         wait(futures, return_when=FIRST_EXCEPTION)
     finally:
         # On an interruption, too, every curve ends its round and saves where it is.

@@ -17,9 +17,10 @@ from holdout.custom_code import describe, guard, untouched
 from holdout.data.datasets import Dataset, Shard, dataset_from, load, standardised
 from holdout.dotted import resolve
 from holdout.errors import ConfigError, DataError, ModelError, PluginError, UserError
+from holdout.experiments.memory import bytes_free, too_much
 from holdout.experiments.plugins import Plugins
 from holdout.experiments.resolve_names import Lookups
-from holdout.experiments.sizes_fit import fit_sizes, shards_of
+from holdout.experiments.sizes_fit import fit_sizes, shards_of, with_fewest_rows
 from holdout.experiments.trackers import missing_packages
 from holdout.federation.root_set import draw_root
 from holdout.federation.round_setup import Curve, Federation
@@ -57,12 +58,7 @@ class ExperimentPlan:
         if curve.act is not None:
             byzantine = draw_byzantine(workers, config.federation.byzantine_workers, seed)
         loss = find_loss(config.training.loss)
-        model = build(
-            self.factory,
-            dataset.shape,
-            dataset.outputs,
-            seed=stream(seed, "weights").generator_seed(),
-        )
+        model = self.model(seed)
         return Federation(
             config=config,
             seed=seed,
@@ -78,6 +74,15 @@ class ExperimentPlan:
             classes=dataset.classes,
             root=draw_root(dataset.x_train, dataset.y_train, config.data.root_samples, seed=seed),
             trigger=self._trigger,
+        )
+
+    def model(self, seed: int) -> torch.nn.Module:
+        """The model with the initial weights of a seed."""
+        return build(
+            self.factory,
+            self.dataset.shape,
+            self.dataset.outputs,
+            seed=stream(seed, "weights").generator_seed(),
         )
 
     @property
@@ -147,6 +152,8 @@ def make_plan(config: Config | Mapping[str, Any], plugins: Plugins | None = None
     plugins = plugins or Plugins()
     values = config.as_given() if isinstance(config, Config) else dict(config)
     parsed = parse(_with_names(values, plugins))
+    # Before anything is tried with these numbers, though with the smallest of all models.
+    _check_memory(with_fewest_rows(parsed.config), 1, parsed.problems)
     lookups = Lookups(parsed, plugins)
     lookups.check_custom_names()
     curves = lookups.curves()
@@ -164,6 +171,12 @@ def make_plan(config: Config | Mapping[str, Any], plugins: Plugins | None = None
         plan = ExperimentPlan(fitted, curves, plugins, factory, dataset)
         _check_fit(plan, misfits)
     return plan
+
+
+def _check_memory(config: Config, dimension: int, problems: Sequence[str] = ()) -> None:
+    found = too_much(config, dimension, free=bytes_free())
+    if found is not None:
+        raise ConfigError([*problems, found])
 
 
 def _more_problems(config: Config, plugins: Plugins, known: Sequence[str]) -> list[str]:
@@ -263,6 +276,7 @@ def _check_fit(plan: ExperimentPlan, problems: list[str]) -> None:
         if problems:
             model = build(plan.factory, dataset.shape, dataset.outputs, seed=0)
         else:
+            _check_memory(config, vector.dimension(plan.model(seed)))
             model = plan.federation(curve, seed).model
         for attacked, _ in plan.curves:
             getattr(attacked.act, "check_model", _accept)(model)

@@ -1,8 +1,9 @@
 """The report of a run, from its folder alone: pictures for a paper, `report.html` to explore.
 
-The page is one file that works offline. Tables and words are made here; the charts and the heat
-map of the votes are drawn in the reader's browser, by the script in `report_template.html`, from
-the data beside it in the page. The same results give the same bytes.
+The page is one file that works offline. Tables, words and charts (`experiments.charts`) are made
+here and read without a script. The map of the votes is drawn in the reader's browser, by the script
+in `report_template.html`, from the data beside it in the page. The same results give the same
+bytes.
 """
 
 import html
@@ -15,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 import tomli_w
-from plotly.offline import get_plotlyjs
 
 from holdout.errors import RunFolderError
 from holdout.experiments.agreement_table import (
@@ -24,21 +24,16 @@ from holdout.experiments.agreement_table import (
     is_whole,
     network_notes,
 )
+from holdout.experiments.charts import chart_html, hiding_style, legend_html
 from holdout.experiments.curves import CurveResult, TableRow, final_table, group, has_success
-from holdout.experiments.figures import quantity_png
+from holdout.experiments.figures import looks, quantity_png
 from holdout.experiments.headlines import cautions, headline, unfinished
 from holdout.experiments.holders import holders_html
-from holdout.experiments.report_data import (
-    chart_data,
-    chart_html,
-    chart_script,
-    charts_of,
-    thinned_charts,
-    votes,
-)
+from holdout.experiments.report_charts import about_charts, chart_lines, charts_of, pictures_of
 from holdout.experiments.run_notes import notes_on_curves
+from holdout.experiments.vote_map import vote_table, votes
 from holdout.metrics import INITIAL, MEASURED, Metric, metric_of
-from holdout.results import ROUNDS, SUMMARY, Run, jsonable, read_run, write_atomic
+from holdout.results import ROUNDS, SUMMARY, Run, jsonable, read_run, write_atomic, writing
 
 PAGE = "report.html"
 ERROR = "custom_error.json"
@@ -51,10 +46,11 @@ def write_report(folder: Path) -> Path:
     run = read_run(folder)
     _check(folder, run)
     curves = group(run.rows)
-    for name, quantity in charts_of(curves).items():
-        write_atomic(folder / f"{name}.png", quantity_png(curves, quantity))
-    # A lone surrogate, which JSON can hold in a name, has no bytes of its own.
-    write_atomic(folder / PAGE, _page(folder, run, curves).encode("utf-8", "replace"))
+    with writing(folder):
+        for name, quantity in pictures_of(curves).items():
+            write_atomic(folder / f"{name}.png", quantity_png(curves, quantity))
+        # A lone surrogate, which JSON can hold in a name, has no bytes of its own.
+        write_atomic(folder / PAGE, _page(folder, run, curves).encode("utf-8", "replace"))
     return folder / PAGE
 
 
@@ -131,14 +127,10 @@ def _page(folder: Path, run: Run, curves: Sequence[CurveResult]) -> str:
     raised = read_error(folder)
     agreed = agreement_table(curves)
     shown, thinned = votes(curves)
-    metric, charts = metric_of(run.rows), charts_of(curves)
-    data = {
-        "curves": chart_data(curves, charts),
-        "charts_thinned": thinned_charts(curves),
-        "votes": shown,
-        "votes_thinned": thinned,
-        "least": metric.scale * metric.shown_min,
-    }
+    metric = metric_of(run.rows)
+    drawn, shown_charts = looks(curves), charts_of(curves, metric)
+    data = {"curves": chart_lines(curves, shown_charts), "votes": shown}
+    last = max((line["round"] for curve in curves for line in curve.rounds), default=1)
     experiment = run.config.get("experiment")
     name = experiment.get("name") if isinstance(experiment, Mapping) else None
     parts = {
@@ -154,15 +146,22 @@ def _page(folder: Path, run: Run, curves: Sequence[CurveResult]) -> str:
         "holders": (held := holders_html(folder)),
         "has_holders": "" if held else "hidden",
         "outcome_table": _outcome_table_html(curves),
-        "charts": chart_html(charts),
-        "chart_script": chart_script(charts),
-        "pictures": ", ".join(f"{name}.png" for name in charts),
+        "hiding_style": hiding_style(len(curves)),
+        "legend": legend_html(curves, drawn),
+        "about_charts": html.escape(about_charts(curves, metric)),
+        "charts": "\n".join(
+            f"<h3>{html.escape(chart.title)}</h3>\n{chart_html(chart, curves, drawn, last=last)}"
+            for chart in shown_charts
+        ),
+        "vote_table": table_html(*voted) if (voted := vote_table(curves)) else "",
+        "has_votes": "" if shown else "hidden",
+        "has_no_votes": "hidden" if shown else "",
+        "votes_thinned": html.escape(thinned),
         "config": html.escape(tomli_w.dumps(run.config)),
         "environment": _environment_html(folder),
         "has_error": "" if raised else "hidden",
         "error": html.escape(_error_page(raised)) if raised else "",
         "data": _script_json(data),
-        "plotly": get_plotlyjs(),
     }
     template = files("holdout.experiments").joinpath("report_template.html").read_text("utf-8")
     # One pass, so that a part that looks like a placeholder stays as it is.
@@ -259,14 +258,18 @@ def _outcome_table_html(curves: Sequence[CurveResult]) -> str:
     )
 
 
+_ROW = ' scope="row"'
+
+
 def table_html(head: Cells, body: Sequence[Cells]) -> str:
     """A table whose first column heads the rows; every cell is escaped."""
 
     def row(cells: Cells, tag: str) -> str:
         first, *rest = (html.escape(cell) for cell in cells)
-        scope = "col" if tag == "th" else "row"
-        others = "".join(f"<{tag}>{cell}</{tag}>" for cell in rest)
-        return f'<tr><th scope="{scope}">{first}</th>{others}</tr>'
+        heads = tag == "th"
+        scope = ' scope="col"' if heads else ""
+        others = "".join(f"<{tag}{scope}>{cell}</{tag}>" for cell in rest)
+        return f"<tr><th{scope or _ROW}>{first}</th>{others}</tr>"
 
     lines = "\n".join(row(cells, "td") for cells in body)
     return f"<table><thead>{row(head, 'th')}</thead>\n<tbody>{lines}</tbody></table>"

@@ -25,7 +25,7 @@ from holdout.experiments.parallel import Job, run_together
 from holdout.experiments.plan import make_plan
 from holdout.experiments.plugins import Plugins
 from holdout.experiments.runner import Watch
-from holdout.results import read_run, write_atomic
+from holdout.results import read_run, write_atomic, writing
 
 FIGURE = "figure.png"
 
@@ -162,7 +162,8 @@ def draw(name: str, out: Path) -> Figure:
             rounds = [line for line in others if line["rule"] not in rules] + rounds
         titled.append((_title(panel, found.config), rounds))
     parts = [(title.replace(" (", "\n("), group(rounds)) for title, rounds in titled]
-    write_atomic(out / FIGURE, panels_png(parts))
+    with writing(out / FIGURE):
+        write_atomic(out / FIGURE, panels_png(parts))
     return Figure(out / FIGURE, [(title, final_table(rounds)) for title, rounds in titled])
 
 

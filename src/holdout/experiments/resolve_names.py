@@ -68,6 +68,27 @@ def terms_of(config: Config, rule: str) -> Terms:
     )
 
 
+def notes_on_vote(config: Config) -> list[str]:
+    """What to say of each key of `[vote]` that was changed and does nothing with these rules."""
+    # How many samples must fit the shards, so it is set whatever the rules are.
+    keys = [key for key in type(config.vote).model_fields if key != "samples"]
+    default = type(config.vote)()
+    notes = []
+    for key in keys:
+        value = getattr(config.vote, key)
+        if value == getattr(default, key):
+            continue
+        usual = config.vote.model_copy(update={key: getattr(default, key)})
+        without = config.model_copy(update={"vote": usual})
+        heeding = [rule for rule in VOTES if terms_of(config, rule) != terms_of(without, rule)]
+        if not set(heeding).intersection(config.experiment.rules):
+            rules = [rule for rule in heeding if not VOTES[rule].has_server]
+            whom = f"it is for {', '.join(rules)}" if rules else "no vote of this mode has it"
+            shown = str(value).lower() if isinstance(value, bool) else repr(value)
+            notes.append(f"vote.{key} = {shown} does nothing here: {whom}")
+    return notes
+
+
 def is_decentralized(config: Config, rule: str) -> bool:
     """Whether the rule is run without a server; the unattacked mean never is."""
     serverless = rule in VOTES and not VOTES[rule].has_server

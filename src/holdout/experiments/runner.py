@@ -31,7 +31,7 @@ from holdout.experiments.opened_run import OpenedRun, open_run
 from holdout.experiments.plan import ExperimentPlan, make_plan
 from holdout.experiments.plugins import Plugins
 from holdout.experiments.report import error_text, table_html, write_report
-from holdout.experiments.resolve_names import is_decentralized
+from holdout.experiments.resolve_names import is_decentralized, notes_on_vote
 from holdout.experiments.rule_trial import try_rules
 from holdout.experiments.run_notes import Notes, notes_on_curves, notes_on_data
 from holdout.experiments.trackers import make_trackers
@@ -104,8 +104,8 @@ class Result:
     """The run folder; None if the run was in memory alone."""
     notes: Sequence[str] = field(default_factory=list)
     """Reasons to doubt the result: what it does not prove, what went wrong with custom code, what
-    the sizes of a network without a server do not guarantee, that a resumed run may differ, or
-    that a tracker failed."""
+    the sizes of a network without a server do not guarantee, which keys of `[vote]` do nothing with
+    the rules chosen, that a resumed run may differ, or that a tracker failed."""
     weights: Weights = field(default_factory=lambda: weights_of("", {}))
     """The trained weights as named tensors: `weights["holdout", 0]` for the rule `holdout` and
     seed 0 under the config's attack, `weights["mean", 0, "none"]` for the mean without attack."""
@@ -193,11 +193,30 @@ def run(
     _refuse_other_types(config, plugins)
     callers = CallersWatcher(watch)
     values = read_file(Path(config)) if isinstance(config, str | Path) else config
-    plan = make_plan(values, plugins)
-    path, notes = None if out is None else Path(out), Notes(say)
+    return run_plan(
+        make_plan(values, plugins),
+        out=out,
+        resume=resume,
+        watch=callers,
+        say=say,
+        changed_code=changed_code,
+    )
+
+
+def run_plan(
+    plan: ExperimentPlan,
+    *,
+    out: Path | str | None,
+    resume: bool,
+    watch: CallersWatcher,
+    say: Callable[[str], None] | None,
+    changed_code: bool,
+) -> Result:
+    """`run`, once the config is checked and the data loaded."""
+    path, notes, config = None if out is None else Path(out), Notes(say), plan.config
     # The caller last: what it raises ends a run whose round is done, and tracked.
-    watchers = Watchers([*make_trackers(plan.config, path, notes.add), callers])
-    known = [*notes_on(plan.config), *notes_on_data(plan.dataset)]
+    watchers = Watchers([*make_trackers(config, path, notes.add), watch])
+    known = [*notes_on(config), *notes_on_vote(config), *notes_on_data(plan.dataset)]
     for note in [*known, *notes_on_sources(sources_of(plan))]:
         notes.keep(note)
     # The threads also while a checkpoint is checked: that founds a network anew, and its last bits

@@ -227,7 +227,12 @@ def _outcomes(plan: SimulationPlan, processes: int) -> Iterator[TrialOutcome]:
     # Spawned, not forked: a forked process may inherit a lock that nobody frees.
     context = multiprocessing.get_context("spawn")
     share = max(1, min(32, len(plan.seeds) // (4 * processes)))
-    # Ctrl-C reaches the workers too, but it is this process that stops them.
-    ignore = (signal.SIGINT, signal.SIG_IGN)
-    with context.Pool(min(processes, len(plan.seeds)), signal.signal, ignore) as pool:
+    # Ctrl-C reaches the workers too, but it is this process that stops them. What is blocked here
+    # stays blocked in those that are started meanwhile, from their first moment on.
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        pool = context.Pool(min(processes, len(plan.seeds)))
+    finally:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+    with pool:
         yield from pool.imap(run, plan.seeds, share)

@@ -12,6 +12,7 @@ from holdout.config import Config
 from holdout.data.datasets import Dataset
 from holdout.data.partitions import DIVIDING, Integers, partition, samples_max
 from holdout.errors import DataError, PluginError
+from holdout.experiments.memory import bytes_free, too_much
 
 
 def shards_of(config: Config, dataset: Dataset, seed: int) -> list[Integers]:
@@ -38,6 +39,10 @@ def fit_sizes(config: Config, dataset: Dataset) -> tuple[Config, list[str]]:
     largest, whose = rows, f"the {rows} training rows of {dataset.name}"
     if not problems:
         config = _with_samples(config, dataset)
+        # Before a shard is drawn, though with the smallest of all models.
+        too_large = None if _sets_sizes(config) else too_much(config, 1, free=bytes_free())
+        if too_large is not None:
+            return config, [too_large]
         try:
             shards = shards_of(config, dataset, config.experiment.seeds[0])
         except (DataError, PluginError) as error:
@@ -54,6 +59,14 @@ def fit_sizes(config: Config, dataset: Dataset) -> tuple[Config, list[str]]:
             problems.append(f"{section}.{key} = {value}: must be at most {whose}")
         values[section][key] = min(value, largest)
     return (config if problems else Config.model_validate(values)), problems
+
+
+def with_fewest_rows(config: Config) -> Config:
+    """The config; if nobody gave how many rows a worker holds, with a single one."""
+    if _is_given(config, "data", "samples_per_worker") and not _sets_sizes(config):
+        return config
+    data = config.data.model_copy(update={"samples_per_worker": 1})
+    return config.model_copy(update={"data": data})
 
 
 def _is_given(config: Config, section: str, key: str) -> bool:

@@ -261,13 +261,16 @@ def tell_lies(coalition: Coalition, deployed: Deployed) -> Lies:
     if strength is not None:
         strength = guard(f"the gamma of {name}", partial(float, strength))
     sent = _each(name, "proposers", lie.updates, count)
+    messages = _messages(name, lie, coalition.voters)
     if setup.lie_share < 1:
         sent = _partly(sent, coalition.honest_work, setup.lie_share)
+        if messages and coalition.voters is not None:
+            messages = _partly(messages, coalition.voters.honest_work, setup.lie_share)
     states: Mapping[WorkerId, Kept] = {}
     if setup.federation.config.training.worker_momentum:
         # Whatever they send, they keep up what honest workers in their places would have kept.
         _, states = coalition.own_updates()
-    return Lies(sent, strength, states, _messages(name, lie, coalition.voters))
+    return Lies(sent, strength, states, messages)
 
 
 def lent_view(view: View) -> View:

@@ -57,6 +57,15 @@ class JointVoters:
         held = self.setup.honest_part(self.liars)
         return self._ask(dict(zip(self.liars, held, strict=True)))
 
+    @property
+    def honest_work(self) -> Tensor:
+        """What the Byzantine voters would send if nobody had poisoned their labels either."""
+        held = self.setup.honest_part(self.liars)
+        true = self.setup.with_true_labels(held)
+        same = all(a is b for a, b in zip(held, true, strict=True))
+        sent = self.own if same else self._ask(dict(zip(self.liars, true, strict=True)))
+        return torch.stack(list(sent.values()))
+
     @cached_property
     def known(self) -> Tensor:
         """The honest voters' messages as the server reads them, one per row."""

@@ -5,7 +5,7 @@ computed once a round, those with a lie when it is tried, and many lies are judg
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 import numpy as np
@@ -24,8 +24,8 @@ from holdout.joint_vote import (
     cosines,
     judge,
 )
+from holdout.learning.vector import ProposalFault, read_update
 from holdout.parallel import run_all
-from holdout.rounds import admit_proposals
 from holdout.rules.distance import Matrix
 from holdout.voting import Terms
 
@@ -46,6 +46,8 @@ class DeployedJointVote:
     """`any` copy with a weight is enough, or `all` must have one."""
     terms: Terms
     memory: JointMemory
+    _messages_read: dict[int, Tensor] = field(default_factory=dict, init=False)
+    """The valid messages of the last trial, by identity: honest ones come again in the next."""
 
     @property
     def leaves_nobody_out(self) -> bool:
@@ -63,11 +65,11 @@ class DeployedJointVote:
             tried = strengths[start : start + BATCH]
             # Each on one thread: waking two takes longer than a sum.
             lies = run_all(lambda strength: base + strength * direction, tried)
-            told = [_valid([lie] * count, len(base)) for lie in lies]
+            told = [_valid([lie] * count, len(base), {}) for lie in lies]
             if is_certain:
                 yield from map(bool, told)
                 continue
-            judged = iter(self._judged([self._read(one, None) for one in told if one]))
+            judged = iter(self._judged([(one, self._usual(one)) for one in told if one]))
             for one in told:
                 yield bool(one) and self._is_selected(next(judged))
 
@@ -193,14 +195,29 @@ class DeployedJointVote:
         self, lies: Sequence[Tensor | None], messages: Sequence[Tensor | None] | None
     ) -> tuple[list[Tensor], list[Tensor]]:
         """The valid lies and messages, as the server would admit them."""
-        dimension = len(self.voters.setup.state.weights)
-        told = _valid(lies, dimension)
-        return told, _valid(self.voters.lies(told) if messages is None else messages, dimension)
+        told = _valid(lies, self._dimension, {})
+        if messages is None:
+            return told, self._usual(told)
+        return told, _valid(messages, self._dimension, {})
+
+    def _usual(self, told: Sequence[Tensor]) -> list[Tensor]:
+        """The valid ones of the messages that lying voters send as usual, given what is told."""
+        return _valid(self.voters.lies(told), self._dimension, self._messages_read)
+
+    @property
+    def _dimension(self) -> int:
+        return len(self.voters.setup.state.weights)
 
 
-def _valid(sent: Sequence[object], dimension: int) -> list[Tensor]:
+def _valid(sent: Sequence[object], dimension: int, before: dict[int, Tensor]) -> list[Tensor]:
+    """What a server would admit; `before` holds what it admitted last time, and then this time."""
     # By identity, so that what is sent several times is read once.
     distinct = {id(vector): vector for vector in sent}
-    read = admit_proposals(list(distinct.values()), dimension=dimension).valid
-    admitted = {key: read.get(ProposalId(place)) for place, key in enumerate(distinct)}
-    return [vector for v in sent if (vector := admitted[id(v)]) is not None]
+    read = {
+        key: read_update(vector, dimension) if key not in before else before[key].detach().float()
+        for key, vector in distinct.items()
+    }
+    valid = {key: vector for key, vector in read.items() if not isinstance(vector, ProposalFault)}
+    before.clear()
+    before.update((key, v) for key, v in distinct.items() if key in valid and isinstance(v, Tensor))
+    return [valid[id(v)] for v in sent if id(v) in valid]

@@ -53,7 +53,7 @@ def lenet5(shape: tuple[int, ...], classes: int) -> nn.Module:
     if len(shape) != 3 or min(_lenet5_side(side) for side in shape[1:]) < 1:  # noqa: PLR2004
         raise ModelError(
             "lenet5 needs images (channels, height, width) of at least 16 x 16; "
-            f"got samples of shape {shape}"
+            f"got samples of shape {shape}{_hint(shape)}"
         )
     channels, height, width = shape
     return nn.Sequential(
@@ -109,6 +109,20 @@ def _lenet5_side(side: int) -> int:
     return ((side - 4) // 2 - 4) // 2
 
 
+def _hint(shape: tuple[int, ...]) -> str:
+    """What to say of images whose channels seem to come last.
+
+    >>> _hint((3, 32, 32))
+    ''
+    """
+    if len(shape) != 3 or shape[2] not in (1, 3) or shape[0] in (1, 3):  # noqa: PLR2004
+        return ""
+    return (
+        "; these look like images (height, width, channels): move the channels to the front, "
+        "as x.transpose(0, 3, 1, 2) does"
+    )
+
+
 def _call(action: Callable[[], T], failure: str, shape: tuple[int, ...], classes: int) -> T:
     try:
         return action()
@@ -116,7 +130,7 @@ def _call(action: Callable[[], T], failure: str, shape: tuple[int, ...], classes
         raise
     except Exception as error:
         message = f"a model must fit samples of shape {shape} and {classes} classes; {failure}"
-        raise ModelError(with_place(f"{message}: {error}", error)) from error
+        raise ModelError(with_place(f"{message}: {error}{_hint(shape)}", error)) from error
 
 
 def _check_state(model: nn.Module) -> None:
@@ -184,6 +198,8 @@ def _check_logits(logits: object, shape: tuple[int, ...], classes: int) -> None:
     if not isinstance(logits, Tensor):
         raise ModelError(f"{wanted}; got {type(logits)!r}")
     if logits.shape != (2, classes) or logits.dtype != torch.float32:
-        raise ModelError(f"{wanted}; got {logits.dtype} of shape {tuple(logits.shape)}")
+        raise ModelError(
+            f"{wanted}; got {logits.dtype} of shape {tuple(logits.shape)}{_hint(shape)}"
+        )
     if not logits.isfinite().all():
         raise ModelError(f"{wanted}, all of them finite; some are not")

@@ -4,12 +4,49 @@ Everything that travels (updates, candidates, the weights themselves) is such a 
 only says how its numbers are used.
 """
 
+from enum import StrEnum
+
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from holdout import device
 from holdout.custom_code import guard
 from holdout.errors import MisuseError
+
+
+class ProposalFault(StrEnum):
+    """Why what a worker sent is no update."""
+
+    MISSING = "missing"
+    MISSHAPEN = "misshapen"
+    """Not a vector of d floats."""
+    NOT_FINITE = "not-finite"
+
+
+def read_update(sent: object, dimension: int) -> Tensor | ProposalFault:
+    """What a worker sent as float32, (d,), or why nobody admits it.
+
+    >>> read_update(torch.tensor([1.0, 2.0], dtype=torch.float64), 2)
+    tensor([1., 2.])
+    >>> str(read_update(torch.tensor([1.0, torch.nan]), 2)), str(read_update(None, 2))
+    ('not-finite', 'missing')
+    """
+    if sent is None:
+        return ProposalFault.MISSING
+    # Of a sparse tensor, or one without values (device `meta`), not even the numbers can be read.
+    plain = isinstance(sent, Tensor) and sent.layout is torch.strided
+    if not isinstance(sent, Tensor) or not plain or not device.is_here(sent):
+        return ProposalFault.MISSHAPEN
+    if sent.shape != (dimension,):
+        return ProposalFault.MISSHAPEN
+    if not sent.is_floating_point():
+        return ProposalFault.MISSHAPEN
+    # Only then: what float64 holds may be too large for float32.
+    numbers = sent.detach().float()
+    # The sum is finite only if all are, and quick; finite numbers whose sum is not are rare.
+    finite = numbers.sum().isfinite() or numbers.isfinite().all()
+    return numbers if finite else ProposalFault.NOT_FINITE
 
 
 def dimension(model: nn.Module) -> int:

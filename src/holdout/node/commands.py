@@ -388,17 +388,18 @@ def _certify(options: argparse.Namespace) -> int:
 
 
 def _localnet(options: argparse.Namespace) -> int:
+    from holdout.folder_names import claim_path
     from holdout.node.localnet.launcher import LocalnetPlan, run
     from holdout.node.localnet.lying_node import read_lies
     from holdout.node.membership.network_creation import read_byzantine
-    from holdout.results import free_path
 
+    byzantine, lies = read_byzantine(options.byzantine, options.nodes), read_lies(options.lies)
     plan = LocalnetPlan(
-        folder=options.out or free_path(Path("runs"), "localnet"),
+        folder=options.out or claim_path(Path("runs"), "localnet"),
         nodes=options.nodes,
-        byzantine=read_byzantine(options.byzantine, options.nodes),
+        byzantine=byzantine,
         rounds=options.rounds,
-        lies=read_lies(options.lies),
+        lies=lies,
         attack=options.attack,
         seed=options.seed,
         delay_ms=options.delay,
@@ -407,6 +408,10 @@ def _localnet(options: argparse.Namespace) -> int:
     )
     try:
         line = run(plan)
+    except UserError:
+        with contextlib.suppress(OSError):
+            plan.folder.rmdir()  # If nothing was made in it.
+        raise
     except LocalnetFailed as error:
         sys.stderr.write(f"holdout: the network failed: {error}{os.linesep}")
         return EXIT_FAILURE

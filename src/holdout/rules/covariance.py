@@ -22,16 +22,13 @@ from torch import Tensor
 
 from holdout import device
 from holdout.errors import InfeasibleError, MisuseError, UserError
-from holdout.parallel import keep_blas_to_one_thread, map_runs
+from holdout.parallel import keep_blas_to_one_thread
 from holdout.rules.context import RuleContext, source_of
 from holdout.rules.distance import Matrix, central_row, centred_gram, mean_of_rows
 from holdout.rules.geometric import combined
 from holdout.rules.norms import norms
 from holdout.rules.rule import HONEST_MAJORITY, admit
 from holdout.seeds import Stream
-
-_PRODUCT = 1_000_000
-"""Multiplications in one matrix product; up to here OpenBLAS works in place, on one thread."""
 
 _FAR = 1e300
 """A squared norm above this is as good as infinite: sums of a few such products overflow."""
@@ -78,45 +75,6 @@ def caf(updates: Tensor, *, f: int) -> Tensor:
         return torch.full_like(updates[0], torch.nan)
     # Seen from an honest row a huge one, once its weight is zero, leaves no rounding behind.
     return combined(updates, centre, screen(centred_gram(updates, centre), f=f))
-
-
-def gram(updates: Tensor, others: Tensor | None = None) -> Matrix:
-    """The inner products of all rows with each other, or with the rows of `others`, in float64.
-
-    They are summed block by block of coordinates: no copy of the updates is made, and the number of
-    threads changes no bit.
-
-    Args:
-        updates: Vectors, (n, d).
-        others: Other vectors, (m, d).
-
-    Example:
-        >>> gram(torch.tensor([[3.0, 4.0], [1.0, 0.0]])).tolist()
-        [[25.0, 3.0], [3.0, 1.0]]
-        >>> gram(torch.tensor([[3.0, 4.0], [1.0, 0.0]]), torch.tensor([[0.0, 2.0]])).tolist()
-        [[8.0], [0.0]]
-    """
-    if others is None:
-        return centred_gram(updates, updates.new_zeros(1).expand(updates.shape[1]))
-    left, right = device.to_numpy(updates), device.to_numpy(others)
-    d = left.shape[1]
-    if right.shape[1] != d:
-        raise MisuseError(f"gram needs vectors of one length; got {d} and {right.shape[1]}")
-    width = max(_PRODUCT // max(len(left) * len(right), 1), 1)
-
-    def work(starts: range) -> Matrix:
-        total = np.zeros((len(left), len(right)))
-        with np.errstate(invalid="ignore", over="ignore"):
-            for start in starts:
-                block = slice(start, start + width)
-                total += left[:, block].astype(np.float64) @ right[:, block].astype(np.float64).T
-        return total
-
-    result = np.zeros((len(left), len(right)))
-    with np.errstate(invalid="ignore", over="ignore"):
-        for part in map_runs(work, d, width):
-            result += part
-    return result
 
 
 def screen(

@@ -197,7 +197,7 @@ VOTES: Mapping[str, VoteRule] = MappingProxyType(
             about="HoldOut SGD as published: full ballots, quorum N_c (1 - f), no bound.",
         ),
         "holdout-1": VoteRule(
-            "HoldOut 1",
+            "HoldOut (first vote)",
             Terms,
             about="Voters name the bounded updates that do best on their data and pass a gate.",
         ),
