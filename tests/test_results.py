@@ -393,8 +393,8 @@ def test_a_write_that_is_cut_short_names_the_file_and_loses_nothing(tmp_path, na
         after = tiny.contents(path)
         assert after.pop("results.jsonl").startswith(before["results.jsonl"])
         assert after == {k: v for k, v in before.items() if k != "results.jsonl"}
-    with results.resume(path, CONFIG, check=lambda *_: None) as (_, checkpoint):
-        assert checkpoint.meta["results_bytes"] == mark.length
+    with results.resume(path, CONFIG, check=lambda *_: None) as (_, stored):
+        assert stored.checkpoint.meta["results_bytes"] == mark.length
     assert tiny.contents(path) == before
 
 

@@ -57,12 +57,6 @@ class Metric:
         title = self.title or f"test {self.name}"
         return f"{title} ({self.unit})" if self.unit else title
 
-    @property
-    def hover(self) -> str:
-        """A scaled value as a chart of plotly writes it."""
-        digits = f".{self.digits}f" if self.highest is not None else ".3g"
-        return f"%{{y:{digits}}}{self.unit and ' ' + self.unit}"
-
 
 ACCURACY = Metric("accuracy", "accuracy", scale=100.0, digits=1, unit="%", points="points")
 R2 = Metric("r2", "R²", scale=1.0, digits=3, unit="", points="", shown_min=-1.0)

@@ -23,7 +23,14 @@ TIMES_MAX = 2.0
 POINTS_MAX = 200
 """Points of a curve; more are thinned evenly, and the page says so."""
 
-_DASHES = {"solid": "", "dash": "7 4", "dot": "2 3", "dashdot": "8 3 2 3", "longdash": "10 5"}
+_DASHES = {
+    "solid": "",
+    "dash": "7 4",
+    "dot": "2 3",
+    "dashdot": "8 3 2 3",
+    "dashdotdot": "8 3 2 3 2 3",
+    "longdash": "10 5",
+}
 _MARKERS = {
     "circle": "M-4 0a4 4 0 1 0 8 0a4 4 0 1 0-8 0z",
     "cross": "M-1.5-5h3v3.5H5v3H1.5V5h-3V1.5H-5v-3h3.5z",
@@ -55,13 +62,13 @@ class Quantity:
     """What an evaluation measures, if this is that; a page has it where some round has it."""
 
     @classmethod
-    def of(cls, metric: Metric, title: str, *, axis: str | None = None) -> "Quantity":
-        """The chart of what an evaluation measures; without an axis, with the metric's."""
+    def of(cls, metric: Metric, title: str) -> "Quantity":
+        """The chart of what an evaluation measures."""
         unit = f" {metric.unit}" if metric.unit else ""
         return cls(
             key=metric.key,
             title=title,
-            axis=axis or metric.axis,
+            axis=metric.axis,
             scale=metric.scale,
             decimals=metric.digits,
             unit=unit,

@@ -61,7 +61,7 @@ MARKERS = (
     "triangle-left",
     "triangle-right",
 )
-DASHES = ("solid", "dash", "dot", "dashdot")
+DASHES = ("solid", "dash", "dot", "dashdot", "dashdotdot")
 
 _MARKERS = {
     "none": "",
@@ -80,6 +80,7 @@ _DASHES = {
     "dash": (0.0, (5.0, 2.0)),
     "dot": (0.0, (1.5, 1.5)),
     "dashdot": (0.0, (6.0, 1.5, 1.5, 1.5)),
+    "dashdotdot": (0.0, (6.0, 1.5, 1.5, 1.5, 1.5, 1.5)),
     "longdash": (0.0, (7.0, 3.0)),
 }
 
@@ -125,7 +126,7 @@ def looks(curves: Sequence[CurveResult]) -> list[Look]:
 
 
 def _plain_look(number: int) -> Look:
-    """A curve's look by its number among the plain ones; 32 of them differ."""
+    """A curve's look by its number among the plain ones; 40 of them differ."""
     shift = number + number // len(COLOURS)  # So that equal colours never meet an equal dash.
     return Look(
         *COLOURS[number % len(COLOURS)],
