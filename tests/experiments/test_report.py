@@ -10,7 +10,7 @@ import tomli_w
 from plotly.offline import get_plotlyjs
 
 from holdout.errors import RunFolderError
-from holdout.experiments import figures, report_data
+from holdout.experiments import figures, report, report_data
 from holdout.experiments.curves import final_table, group
 from holdout.experiments.figures import DPI, SIZE_INCHES, looks, looks_of_rules, quantity_png
 from holdout.experiments.headlines import headline, unfinished
@@ -36,7 +36,7 @@ CONFIG = {
 @pytest.fixture(autouse=True)
 def _small_page(monkeypatch):
     """Plotly's five megabytes and the picture's every dot tell most tests nothing."""
-    monkeypatch.setattr(report_data, "get_plotlyjs", lambda: "var Plotly;")
+    monkeypatch.setattr(report, "get_plotlyjs", lambda: "var Plotly;")
     monkeypatch.setattr(figures, "DPI", 30)
 
 
@@ -237,7 +237,7 @@ def test_the_figure_is_a_png_of_the_stated_size(tmp_path, monkeypatch):
 
 
 def test_the_page_parses_and_loads_nothing_from_outside(tmp_path, monkeypatch):
-    monkeypatch.setattr(report_data, "get_plotlyjs", get_plotlyjs)
+    monkeypatch.setattr(report, "get_plotlyjs", get_plotlyjs)
     page = Page(write_report(write_run(tmp_path, whole_run())))
     assert page.open == []
     assert not {"src", "href", "srcset", "action"}.intersection(key for key, _ in page.attributes)
