@@ -45,7 +45,7 @@ def expected(result):
         for name, value in row.get("initial", {}).items():
             curve.setdefault(name, []).append((0, value))
         for name in NUMBERS:
-            if row[name] is not None and math.isfinite(row[name]):
+            if row.get(name) is not None and math.isfinite(row[name]):
                 curve.setdefault(name, []).append((row["round"], row[name]))
     return found
 

@@ -160,11 +160,13 @@ def make_plan(config: Config | Mapping[str, Any], plugins: Plugins | None = None
     factory = lookups.factory()
     plugins = replace(plugins, worker=lookups.worker())
     lookups.data_name()
-    lookups.problems.extend(missing_packages(parsed.config))
     lookups.custom_settings()
     config, problems = parsed.config, [*parsed.problems, *lookups.problems]
-    if problems:
-        raise ConfigError([*problems, *_more_problems(config, plugins, problems)])
+    missing = missing_packages(config)
+    if problems or missing:
+        # Whoever has a package to install first need not wait for the data.
+        more = [] if missing else _more_problems(config, plugins, problems)
+        raise ConfigError([*problems, *missing, *more])
     with device.using(config.experiment.device):
         dataset = _load(config, plugins)
         fitted, misfits = fit_sizes(config, dataset)
