@@ -73,11 +73,13 @@ SUMS = POINTS @ np.array([1.0, 2.0, -1.0, 0.5, 0.0])
 LABELLED = (POINTS[:200], (SUMS[:200] > 0).astype(int), POINTS[200:], (SUMS[200:] > 0).astype(int))
 MEASURED = (POINTS[:200], SUMS[:200], POINTS[200:], SUMS[200:])
 RULES_ALL = ["nnm+krum", "clipping+mean", "holdout-paper", "holdout-1", "holdout", *RULES]
+PARAMETERS = {"backdoor": {"shape": [1, 1, 5], "size": 1, "row": 0, "column": 0}}
 
 KINDS = {
     "every rule": {
         "experiment": {"rules": RULES_ALL, "rounds": 2},
         "federation": {"proposers": 8, "voters": 4},
+        "data": {"root_samples": 20},
     },
     "first order, momenta, epochs": {
         "experiment": {"rules": ["holdout-1"]},
@@ -101,7 +103,7 @@ KINDS = {
         f"attack {name}": {
             "experiment": {"rules": ["holdout"], "rounds": 1, "baseline": False},
             "federation": {"byzantine": 4},
-            "attack": {"name": name},
+            "attack": {"name": name, **PARAMETERS.get(name, {})},
         }
         for name in ATTACKS
     },

@@ -120,7 +120,7 @@ def test_a_docstring_has_its_parts():
     assert found.paragraphs == ("```text\nlie = 0\n```", "More on it.")
     assert (found.source, found.needs) == ("a book, in two lines.", "nothing.")
     assert found.parameters == {"scale": "How long."}
-    assert "- `scale` (`2.0`): How long." in entry("whole", Whole, needs=None, strict=True)
+    assert "- `scale` (`2.0`): How long." in entry("whole", Whole, needs=None)
 
 
 @pytest.mark.parametrize(
@@ -138,8 +138,7 @@ def test_an_attack_without_a_part_is_an_error(part, named, monkeypatch):
     assert part in whole
     monkeypatch.setattr(Whole, "__doc__", whole.replace(part, "", 1))
     with pytest.raises(MissingPart, match=rf"^whole: its docstring lacks .*{named}"):
-        entry("whole", Whole, needs=None, strict=True)
-    entry("whole", Whole, needs=None, strict=False)
+        entry("whole", Whole, needs=None)
 
 
 def test_the_pages_name_every_rule_and_attack():

@@ -41,8 +41,6 @@ USED_FROM_OUTSIDE = {
     "holdout.experiments.runner:Result._repr_html_": "Jupyter",
     "holdout.node.demo:linear": "the model of large networks, in bench/node.py",
     "holdout.results:Run.to_pandas": "users",
-    "holdout.rules.rule:PreAggregation.with_parameters": "users",
-    "holdout.rules.rule:Rule.with_parameters": "users",
     "holdout.simulator.trace:Trace.fingerprint": "tests tell two runs apart by it",
     "holdout.sketch:inner_products": "joint ballots as docs/protocol.md proposes them",
     "holdout.sketch:quantise": "the same",

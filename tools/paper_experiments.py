@@ -31,7 +31,7 @@ ATTACKS = (
 # Those that the published robustness tables do not hold: they came after the tables.
 LATER_ATTACKS = (
     *("greedy", "jointly", "opt-alie", "opt-ipm"),
-    *("min-max", "min-sum", "shift-back", "poisoned"),
+    *("min-max", "min-sum", "shift-back", "poisoned", "backdoor"),
 )
 BALLOTS = ("honest", "starve", "short", "blank", "random", "inverted")
 GAMMAS = (2, 5, 10, 30, 100)

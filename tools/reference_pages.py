@@ -229,8 +229,8 @@ def _formulas(paragraph: str) -> str:
     return " ".join(paragraph.split())
 
 
-def entry(name: str, documented: Any, *, needs: str | None, strict: bool) -> str:
-    """What the page says about one rule or attack; with `strict`, nothing may be missing."""
+def entry(name: str, documented: Any, *, needs: str | None) -> str:
+    """What the page says about one rule or attack; nothing may be missing."""
     definition = definition_of(documented)
     defaults = _defaults(documented)
     wanted = {
@@ -241,7 +241,7 @@ def entry(name: str, documented: Any, *, needs: str | None, strict: bool) -> str
         **{f"an argument {key!r} in `Args:`": key in definition.parameters for key in defaults},
     }
     missing = [part for part, there in wanted.items() if not there]
-    if strict and missing:
+    if missing:
         raise MissingPart(f"{name}: its docstring lacks {', '.join(missing)}")
     parts = [f"### `{name}`", definition.summary, *definition.paragraphs]
     if definition.parameters:
@@ -293,8 +293,8 @@ This page is made from the docstrings by `make docs`.
 """
 
 
-def rules_page(*, strict: bool = False) -> str:
-    """The page of rules; with `strict`, nothing may be missing."""
+def rules_page() -> str:
+    """The page of rules."""
     parts = [RULES_HEAD, "## Votes\n"]
     parts.append(
         "Voters judge what is proposed: [step by step](architecture.md#one-round), [as in the "
@@ -302,14 +302,10 @@ def rules_page(*, strict: bool = False) -> str:
     )
     parts.append("\n".join(f"- `{name}`: {vote.about}" for name, vote in VOTES.items()) + "\n")
     parts.append("## Rules over updates\n")
-    parts += [
-        entry(name, rule.function, needs=rule.needs.bound, strict=strict)
-        for name, rule in RULES.items()
-    ]
+    parts += [entry(name, rule.function, needs=rule.needs.bound) for name, rule in RULES.items()]
     parts.append("## Pre-aggregations\n")
     parts += [
-        entry(name, pre.function, needs=pre.needs.bound, strict=strict)
-        for name, pre in PRE_AGGREGATIONS.items()
+        entry(name, pre.function, needs=pre.needs.bound) for name, pre in PRE_AGGREGATIONS.items()
     ]
     return "\n".join(parts).rstrip() + "\n"
 
@@ -324,7 +320,7 @@ def attacks_page() -> str:
     parts = [ATTACKS_HEAD]
     for title, table in sections:
         parts.append(f"## {title}\n")
-        parts += [entry(name, act, needs=None, strict=True) for name, act in table.items()]
+        parts += [entry(name, act, needs=None) for name, act in table.items()]
     return "\n".join(parts).rstrip() + "\n"
 
 

@@ -327,22 +327,6 @@ def record_round(
         honest_missing: How many proposals of honest custom workers were rejected.
     """
     proposers, voters = committee.proposers, committee.voters if is_vote or asks_voters else ()
-    liars: Mapping[str, Any] = {
-        "byzantine_workers": (),
-        "byzantine_proposers": None,
-        "byzantine_voters": None,
-        "byzantine_selected": None,
-    }
-    if byzantine is not None:
-        lies = {ProposalId(p) for p, worker in enumerate(proposers) if worker in byzantine}
-        liars = {
-            "byzantine_workers": sorted(byzantine.intersection({*proposers, *voters})),
-            "byzantine_proposers": len(lies),
-            "byzantine_voters": len(byzantine.intersection(voters)),
-            "byzantine_selected": None
-            if decision.selection is None
-            else len(lies.intersection(decision.selection)),
-        }
     ballots = [list(decision.ballots[v].message) if v in decision.ballots else None for v in voters]
     shares = decision.voter_weights
     return RoundRecord(
@@ -357,7 +341,7 @@ def record_round(
         gamma=gamma,
         proposers=proposers,
         voters=voters,
-        **liars,
+        **_liars_among(proposers, voters, byzantine, decision),
         ballots=ballots if is_vote else None,
         selection=decision.selection,
         approve_count=decision.approve_count,
@@ -372,6 +356,29 @@ def record_round(
         honest_missing=honest_missing,
         seconds=0.0,
     )
+
+
+def _liars_among(
+    proposers: Sequence[WorkerId],
+    voters: Sequence[WorkerId],
+    byzantine: frozenset[WorkerId] | None,
+    decision: Decision,
+) -> Mapping[str, Any]:
+    if byzantine is None:
+        return {
+            "byzantine_workers": (),
+            "byzantine_proposers": None,
+            "byzantine_voters": None,
+            "byzantine_selected": None,
+        }
+    lies = {ProposalId(p) for p, worker in enumerate(proposers) if worker in byzantine}
+    chosen = decision.selection
+    return {
+        "byzantine_workers": sorted(byzantine.intersection({*proposers, *voters})),
+        "byzantine_proposers": len(lies),
+        "byzantine_voters": len(byzantine.intersection(voters)),
+        "byzantine_selected": None if chosen is None else len(lies.intersection(chosen)),
+    }
 
 
 def count(faults: Iterable[str]) -> dict[str, int]:

@@ -126,10 +126,10 @@ def test_the_table_says_where_more_than_a_tenth_is_missing(data):
     honest = sum(len(r["proposers"]) - r["byzantine_proposers"] for r in result.rounds)
     missing = sum(r.get("honest_missing", 0) for r in result.rounds)
     assert row.honest_missing == missing / honest > 0.1
-    assert f"({int(100 * missing / honest)} % missing)" in row.accuracy_text()
+    assert f"({int(100 * missing / honest)} % missing)" in row.measured_text()
     assert any("more than a tenth of the honest proposals" in note for note in result.notes)
     (whole,) = final_table(run(settings(data, "mean")).rounds)
-    assert "missing" not in whole.accuracy_text()
+    assert "missing" not in whole.measured_text()
 
 
 @pytest.mark.parametrize(
@@ -565,7 +565,7 @@ def test_a_table_of_the_config_sets_parameters_of_rules(data, tmp_path):
         ),
         ({"holdout": {"k": 2}}, r"rules.holdout: is a vote, whose settings are under \[vote\]"),
         ({"clipping": {"radius": True}}, "rules.clipping.radius = True: must be a valid number"),
-        ({"clipping": {"radius": 0}}, "clipping needs a radius above 0; got 0"),
+        ({"clipping": {"radius": 0}}, "clipping needs radius > 0; got 0"),
         ({"clipping": 3}, "rules.clipping = 3: must be a table of parameters"),
         ({"mine": {"scale": float("inf")}}, "rules.mine = .*: must be text, a finite number"),
     ],

@@ -29,7 +29,8 @@ def data(tmp_path_factory):
 
 def settings(data, rules, **changes):
     experiment = {"rules": rules, "seeds": [1], "rounds": 2, "baseline": False}
-    values = tiny.values(data, experiment=experiment | changes, federation=SIZES)
+    root = {"root_samples": 20}
+    values = tiny.values(data, experiment=experiment | changes, federation=SIZES, data=root)
     return values | {"attack": {"name": "alie", "knowledge": "omniscient"}}
 
 

@@ -654,7 +654,7 @@ def test_what_run_cannot_take_is_told(arguments, message):
     [
         ("krum+nnm", r"'nnm' is a pre-aggregation, and a rule must stand behind it, as in 'nnm"),
         ("nnm", r"'nnm' is a pre-aggregation"),
-        ("nmn+krum", r"'nmn' is not a pre-aggregation; there are nnm, clipping or"),
+        ("nmn+krum", r"'nmn' is not a pre-aggregation; there are nnm, clipping, bucketing, arc or"),
         ("nnm+holdout", r"'holdout' is a vote"),
         ("nnm+", r"unknown; there are mean"),
     ],

@@ -127,3 +127,14 @@ def notes_on_sources(now: Sources) -> list[str]:
 
 def _file(source: Mapping[str, str] | None) -> str:
     return f" ({source['file']})" if isinstance(source, Mapping) and source.get("file") else ""
+
+
+def changes_of(path: Path, now: Sources, done: Sequence[Mapping[str, Any]]) -> list[str]:
+    """A note for each time that the run was resumed by changed code."""
+    then, changes = stored(path)
+    changed = differences(then, now)
+    if not changed or not done:
+        return changes
+    last = done[-1]
+    where = f"round {last['round']} of {last['rule']} ({last['attack']}, seed {last['seed']})"
+    return [*changes, f"custom code was changed after {where}: {', '.join(changed)}"]

@@ -24,13 +24,11 @@ from holdout.experiments.checkpoints import (
     to_checkpoint,
 )
 from holdout.experiments.code_record import (
-    Sources,
-    differences,
+    changes_of,
     notes_on_sources,
     refuse_changes,
     sources_of,
     store,
-    stored,
 )
 from holdout.experiments.curves import TableRow, final_table, group, has_success
 from holdout.experiments.first_error import FirstError
@@ -232,7 +230,7 @@ def run_plan(
 
         with results.resume(path, plan.config.as_dict(), check=check) as (folder, checkpoint):
             done = list(results.read_run(path).rows)
-            changes = _changes(path, sources, done)
+            changes = changes_of(path, sources, done)
             store(folder, sources, changes)
             notes += _tell(say, changes)
             aside = _tell(say, notes_on_environment(checkpoint, environment(plan.config)))
@@ -248,17 +246,6 @@ class Begun:
     rounds: list[Mapping[str, Any]] = field(default_factory=list)
     notes: Sequence[str] = ()
     """What to tell of resuming it here, and to keep nowhere: another time it is something else."""
-
-
-def _changes(path: Path, now: Sources, done: Sequence[Mapping[str, Any]]) -> list[str]:
-    """A note for each time that the run was resumed by changed code."""
-    then, changes = stored(path)
-    changed = differences(then, now)
-    if not changed or not done:
-        return changes
-    last = done[-1]
-    where = f"round {last['round']} of {last['rule']} ({last['attack']}, seed {last['seed']})"
-    return [*changes, f"custom code was changed after {where}: {', '.join(changed)}"]
 
 
 def _to_result(
