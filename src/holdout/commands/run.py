@@ -61,8 +61,7 @@ def _run(options: argparse.Namespace) -> int:
     else:
         values = demo_values()
     values = config.apply_settings(values, options.settings)
-    from holdout.experiments.plan import make_plan
-    from holdout.experiments.runner import run_plan
+    from holdout.experiments.runner import run_plan, tried_plan
     from holdout.folder_names import claim_path, last_path
     from holdout.terminal import print_table, watching
 
@@ -74,7 +73,7 @@ def _run(options: argparse.Namespace) -> int:
 
     failed = None
     with watching() as watch:
-        plan = make_plan(values)
+        plan = tried_plan(values)
         name = plan.config.experiment.name
         if folder is None:
             find_path = last_path if options.resume else claim_path

@@ -22,7 +22,17 @@ MARKERS_MAX = 10
 POINTS_MAX = 200
 """Points of a curve; more are thinned evenly, and the page says so."""
 
-_DASHES = {"solid": "", "dash": "7 4", "dot": "2 3", "dashdot": "8 3 2 3", "longdash": "10 5"}
+_DASHES = {
+    "solid": "",
+    "dash": "7 4",
+    "dot": "2 3",
+    "dashdot": "8 3 2 3",
+    "longdash": "10 5",
+    "shortdash": "4 4",
+    "dashdotdot": "8 3 2 3 2 3",
+    "sparse": "2 6",
+    "longdashdot": "13 3 2 3",
+}
 _MARKERS = {
     "circle": "M-4 0a4 4 0 1 0 8 0a4 4 0 1 0-8 0z",
     "cross": "M-1.5-5h3v3.5H5v3H1.5V5h-3V1.5H-5v-3h3.5z",

@@ -188,13 +188,23 @@ def run(
     _refuse_other_types(config, plugins)
     values = read_file(Path(config)) if isinstance(config, str | Path) else config
     return run_plan(
-        make_plan(values, plugins),
+        tried_plan(values, plugins),
         out=out,
         resume=resume,
         watch=watch,
         say=say,
         changed_code=changed_code,
     )
+
+
+def tried_plan(
+    config: Config | Mapping[str, Any], plugins: Plugins | None = None
+) -> ExperimentPlan:
+    """The plan of a config whose custom rules have been tried, before there is a folder."""
+    plan = make_plan(config, plugins)
+    with _threads(plan.config), device.using(plan.config.experiment.device):
+        try_rules(plan)
+    return plan
 
 
 def run_plan(
@@ -206,7 +216,7 @@ def run_plan(
     say: Callable[[str], None] | None,
     changed_code: bool,
 ) -> Result:
-    """`run`, once the config is checked and the data loaded."""
+    """`run`, once the config is checked, the data loaded and custom rules tried."""
     sources = sources_of(plan)
     config = plan.config
     known = [*notes_on(config), *notes_on_vote(config), *notes_on_data(plan.dataset)]
@@ -214,7 +224,6 @@ def run_plan(
     # Also while a checkpoint is checked: that founds a network anew, and its last bits depend on
     # the number of threads.
     with _threads(plan.config), device.using(plan.config.experiment.device):
-        try_rules(plan)
         if out is None:
             return _to_result(plan, FirstError(None, say, watch), notes)
         path = Path(out)
