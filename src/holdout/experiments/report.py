@@ -388,5 +388,5 @@ def _about_charts(curves: Sequence[CurveResult], metric: Metric) -> str:
             "rounds."
         )
     if any(low < metric.shown_min for curve in curves for low in curve.line(metric.key).low):
-        said += f" A {metric.name} below {metric.shown_min:g} is drawn at the foot of its chart."
+        said += f" {metric.name} below {metric.shown_min:g} is drawn at the foot of the chart."
     return said
