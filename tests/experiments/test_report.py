@@ -11,7 +11,7 @@ import pytest
 import tomli_w
 
 from holdout.errors import RunFolderError
-from holdout.experiments import charts, figures, report, vote_map
+from holdout.experiments import charts, figures, report, report_charts, vote_map
 from holdout.experiments.curves import final_table, group, name_of
 from holdout.experiments.figures import (
     BASELINE,
@@ -659,3 +659,58 @@ def test_a_name_in_the_table_is_quoted_where_it_must_be(tmp_path):
     with write_csv(folder).open(encoding="utf-8", newline="") as file:
         (row,) = csv.DictReader(file)
     assert row["rule"] == NASTY.replace("\ud800", "?") + ',"\n'
+
+
+def titles(page):
+    return re.findall(r"<h3>([^<]*)</h3>", page.source)[: len(report_charts.CHARTS)]
+
+
+def test_a_regression_has_its_own_chart_words_and_least_height(tmp_path):
+    rounds = [
+        line("mean", "none", number=n, r2=r2, mae=1.0)
+        for n, r2 in [(1, -7.0), (2, -0.5), (3, 0.75)]
+    ]
+    page = Page(write_report(write_run(tmp_path, rounds)))
+    assert titles(page)[0] == "Test R²"
+    assert "Test accuracy" not in page.source
+    assert page.texts["desc", "r2-said"].endswith("mean, no attack 0.750")
+    assert page.data["curves"][0]["r2"]["mean"] == ["-7.000", "-0.500", "0.750"]
+    assert " R² below -1 is drawn at the foot of the chart." in page.words
+    chart = page.source[page.source.index('id="r2"') :]
+    heights = re.search(r'class="curve c0"[^>]* d="M([^"]*)"', chart)[1].split("L")
+    assert float(heights[0].split()[1]) == charts.SIDE
+    assert all(0 <= float(point.split()[1]) <= charts.SIDE for point in heights)
+
+
+def test_the_success_of_an_attack_is_drawn_where_it_was_measured(tmp_path):
+    plain = Page(write_report(write_run(tmp_path / "plain", whole_run())))
+    assert titles(plain)[:2] == ["Test accuracy", "Test loss"]
+    rounds = [{**r, "attack_success": 0.25} if r["accuracy"] else r for r in whole_run()]
+    page = Page(write_report(write_run(tmp_path / "triggered", rounds)))
+    assert titles(page)[:2] == ["Test accuracy", "Success of the attack on triggered rows"]
+    assert "HoldOut 25.0 %" in page.texts["desc", "attack-success-said"]
+    assert "attack success (%)" in page.words
+
+
+def test_who_holds_what_is_said_in_numbers_and_stays_small(tmp_path):
+    folder = write_run(tmp_path, whole_run())
+    counts = [[place % 7 + 1] * 100 for place in range(400)]
+    (folder / "shards.json").write_text(json.dumps({"seed": 0, "kind": "labels", "counts": counts}))
+    page = Page(write_report(folder))
+    assert page.open == []
+    held = page.source[page.source.index("Who holds which rows") :]
+    held = held[: held.index("</section>")]
+    assert "25 evenly spaced ones are shown." in held
+    assert held.count('<th scope="row">worker ') == held.count("<g>") == 25
+    assert held.count("var(--edge)") == 25
+    assert len(held) < 400_000
+    assert all("tabindex" in box for box in re.findall(r'<div class="scroll"[^>]*>', held))
+
+
+def test_what_custom_code_raised_can_be_scrolled_with_the_keyboard(tmp_path):
+    folder = write_run(tmp_path, whole_run())
+    (folder / report.ERROR).write_text(json.dumps({"error": "<b>", "traceback": "line 1"}))
+    page = Page(write_report(folder))
+    assert re.search(
+        r'<details open ><summary>[^<]*</summary><pre tabindex="0"[^>]*>&lt;b', page.source
+    )

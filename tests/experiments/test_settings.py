@@ -165,7 +165,7 @@ def test_a_regression_is_measured_by_r2_and_mae(mode, loss, own_code, tmp_path):
     assert "final_accuracy" not in summary["curves"][-1]
     page = (tmp_path / "run" / "report.html").read_text("utf-8")
     assert "<h2>Final R²</h2>" in page
-    assert "<th>mean absolute error</th>" in page
+    assert '<th scope="col">mean absolute error</th>' in page
     assert "HoldOut ends at R²\N{NO-BREAK SPACE}0." in page
     assert "accuracy" not in page.partition("<main>")[0].partition("<body>")[2]
 

@@ -80,8 +80,7 @@ def _run(options: argparse.Namespace) -> int:
         raise UserError("--changed-code is for --resume: a new run takes the code as it is")
     folder: Path | None = options.out
     values = _values(options)
-    from holdout.experiments.plan import make_plan
-    from holdout.experiments.runner import run_plan
+    from holdout.experiments.runner import run_plan, tried_plan
     from holdout.experiments.watchers import CallersWatcher
     from holdout.folder_names import claim_path, last_path
     from holdout.terminal import print_table, watching
@@ -94,7 +93,7 @@ def _run(options: argparse.Namespace) -> int:
 
     failed = None
     with watching() as watch:
-        plan = make_plan(values)
+        plan = tried_plan(values)
         name = plan.config.experiment.name
         if folder is None:
             find_path = last_path if options.resume else claim_path

@@ -28,8 +28,11 @@ _DASHES = {
     "dash": "7 4",
     "dot": "2 3",
     "dashdot": "8 3 2 3",
-    "dashdotdot": "8 3 2 3 2 3",
     "longdash": "10 5",
+    "shortdash": "4 4",
+    "dashdotdot": "8 3 2 3 2 3",
+    "sparse": "2 6",
+    "longdashdot": "13 3 2 3",
 }
 _MARKERS = {
     "circle": "M-4 0a4 4 0 1 0 8 0a4 4 0 1 0-8 0z",

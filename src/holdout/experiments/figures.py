@@ -61,7 +61,11 @@ MARKERS = (
     "triangle-left",
     "triangle-right",
 )
-DASHES = ("solid", "dash", "dot", "dashdot", "dashdotdot")
+DASHES = (
+    *("solid", "dash", "dot", "dashdot"),
+    *("shortdash", "dashdotdot", "sparse", "longdashdot"),
+)
+"""The first four first; the others where there are more curves than those can tell apart."""
 
 _MARKERS = {
     "none": "",
@@ -80,8 +84,11 @@ _DASHES = {
     "dash": (0.0, (5.0, 2.0)),
     "dot": (0.0, (1.5, 1.5)),
     "dashdot": (0.0, (6.0, 1.5, 1.5, 1.5)),
-    "dashdotdot": (0.0, (6.0, 1.5, 1.5, 1.5, 1.5, 1.5)),
     "longdash": (0.0, (7.0, 3.0)),
+    "shortdash": (0.0, (3.0, 3.0)),
+    "dashdotdot": (0.0, (6.0, 1.5, 1.5, 1.5, 1.5, 1.5)),
+    "sparse": (0.0, (1.5, 4.0)),
+    "longdashdot": (0.0, (10.0, 2.0, 1.5, 2.0)),
 }
 
 
@@ -126,11 +133,13 @@ def looks(curves: Sequence[CurveResult]) -> list[Look]:
 
 
 def _plain_look(number: int) -> Look:
-    """A curve's look by its number among the plain ones; 40 of them differ."""
+    """A curve's look by its number among the plain ones; of 56, those of a colour differ."""
     shift = number + number // len(COLOURS)  # So that equal colours never meet an equal dash.
+    half = len(DASHES) // 2
+    further = number // (half * len(COLOURS)) % 2
     return Look(
         *COLOURS[number % len(COLOURS)],
-        DASHES[shift % len(DASHES)],
+        DASHES[shift % half + half * further],
         MARKERS[shift % len(MARKERS)],
         1.6,
     )

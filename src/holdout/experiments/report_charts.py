@@ -92,7 +92,7 @@ def about_charts(curves: Sequence[CurveResult], metric: Metric) -> str:
             "rounds."
         )
     if any(low < metric.shown_min for curve in curves for low in curve.line(metric.key).low):
-        said += f" A {metric.name} below {metric.shown_min:g} is drawn at the foot of its chart."
+        said += f" {metric.name} below {metric.shown_min:g} is drawn at the foot of the chart."
     said += "".join(
         f" A {endless.name} above {top:.3g} is drawn at the top of its chart."
         for endless in (LOSS, MAE)

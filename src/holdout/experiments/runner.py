@@ -194,13 +194,23 @@ def run(
     callers = CallersWatcher(watch)
     values = read_file(Path(config)) if isinstance(config, str | Path) else config
     return run_plan(
-        make_plan(values, plugins),
+        tried_plan(values, plugins),
         out=out,
         resume=resume,
         watch=callers,
         say=say,
         changed_code=changed_code,
     )
+
+
+def tried_plan(
+    config: Config | Mapping[str, Any], plugins: Plugins | None = None
+) -> ExperimentPlan:
+    """The plan of a config whose custom rules have been tried, before there is a folder."""
+    plan = make_plan(config, plugins)
+    with _threads(plan.config), device.using(plan.config.experiment.device):
+        try_rules(plan)
+    return plan
 
 
 def run_plan(
@@ -212,7 +222,7 @@ def run_plan(
     say: Callable[[str], None] | None,
     changed_code: bool,
 ) -> Result:
-    """`run`, once the config is checked and the data loaded."""
+    """`run`, once the config is checked, the data loaded and custom rules tried."""
     path, notes, config = None if out is None else Path(out), Notes(say), plan.config
     # The caller last: what it raises ends a run whose round is done, and tracked.
     watchers = Watchers([*make_trackers(config, path, notes.add), watch])
@@ -221,18 +231,18 @@ def run_plan(
         notes.keep(note)
     # The threads also while a checkpoint is checked: that founds a network anew, and its last bits
     # depend on their number.
-    with _threads(plan.config), device.using(plan.config.experiment.device):
-        try_rules(plan)
-        with (
-            watchers.following(plan.config) as ended,
-            open_run(plan, path, resume=resume, changed_code=changed_code) as opened,
-        ):
-            for note in opened.changes:
-                notes.keep(note)
-            for note in notes_on_environment(opened.stored, environment(plan.config)):
-                notes.add(note)
-            errors = FirstError(opened.folder, say, watchers.round, opened.rows)
-            ended.append(_to_result(plan, opened, notes, errors))
+    with (
+        _threads(config),
+        device.using(config.experiment.device),
+        watchers.following(config) as ended,
+        open_run(plan, path, resume=resume, changed_code=changed_code) as opened,
+    ):
+        for note in opened.changes:
+            notes.keep(note)
+        for note in notes_on_environment(opened.stored, environment(config)):
+            notes.add(note)
+        errors = FirstError(opened.folder, say, watchers.round, opened.rows)
+        ended.append(_to_result(plan, opened, notes, errors))
     _refuse_empty(ended[0], errors)
     return ended[0]
 
