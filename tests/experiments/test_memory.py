@@ -10,6 +10,8 @@ from holdout import Config, run
 from holdout.errors import ConfigError
 from holdout.experiments import memory
 from holdout.experiments.memory import bytes_free, bytes_needed, too_much
+from holdout.experiments.plan import make_plan
+from holdout.rules import RULES
 
 ABSURD = [10**6, 10**9, 10**12, 10**18, 10**30]
 
@@ -112,3 +114,20 @@ def test_the_estimate_is_near_what_workers_really_take(data):
         [sys.executable, "-c", MEASURE, str(data)], capture_output=True, text=True, check=True
     )
     assert 0.4 < float(done.stdout) < 1.6
+
+
+def test_a_number_of_rows_that_nobody_gave_is_not_held_against_a_run(data, monkeypatch):
+    values = tiny.values(data, federation={"workers": 3900})
+    del values["data"]["samples_per_worker"]
+    # The paper's 2000 rows for each would be 62 MB; the data has far fewer.
+    for module in ("plan", "sizes_fit"):
+        monkeypatch.setattr(f"holdout.experiments.{module}.bytes_free", lambda: 30_000_000)
+    fitted = make_plan(values).config
+    assert fitted.data.samples_per_worker < 500
+    monkeypatch.setattr("holdout.experiments.sizes_fit.bytes_free", lambda: 100_000)
+    with pytest.raises(ConfigError, match=r"  federation.workers = 3900: needs about .* \(shards"):
+        make_plan(values)
+
+
+def test_rules_that_look_at_no_pairs_are_rules():
+    assert set(RULES) >= memory.BY_COORDINATE
