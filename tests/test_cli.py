@@ -649,7 +649,7 @@ exit $code
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("size", "name"), [("20k", r"results\.jsonl|state\.npz"), ("96k", r"accuracy\.png")]
+    ("size", "name"), [("20k", r"results\.jsonl|state\.npz"), ("140k", r"accuracy\.png")]
 )
 def test_a_full_disk_is_told_in_one_line_and_resuming_goes_on(beside_us, size, name):
     """On a file system of that size, which only the processes of this test see."""

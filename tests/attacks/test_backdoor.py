@@ -143,8 +143,8 @@ def test_the_mean_keeps_its_accuracy_and_learns_the_trigger(flat, tmp_path):
     assert ends == {rule: rows[rule, "backdoor"].attack_success for rule in ends}
     page = (tmp_path / "run" / "report.html").read_text()
     assert "<th>attack success</th>" in page.replace(' scope="col"', "")
-    assert 'id="success"' in page
-    assert 'chart("success"' in page
+    assert "<h3>Success of the attack on triggered rows</h3>" in page
+    assert 'id="attack-success"' in page
     assert "attack success" in result._repr_html_()
     lines = (tmp_path / "run" / "results.jsonl").read_text().splitlines()
     assert [json.loads(line) for line in lines] == [

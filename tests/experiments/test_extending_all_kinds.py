@@ -80,7 +80,7 @@ def test_a_regression_goes_on_and_round_zero_has_its_r2(tmp_path):
     pictures = {path.name for path in (tmp_path / "run").glob("*.png")}
     assert pictures == {"accuracy.png", "loss.png", "mae.png"}
     page = (tmp_path / "run" / "report.html").read_text("utf-8")
-    assert "<h3>Test mean absolute error</h3>" in page
+    assert "<h3>Mean absolute error</h3>" in page
     assert "worst_class_recall" not in page.partition("<main>")[2].partition("<script")[0]
 
 

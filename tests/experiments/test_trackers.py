@@ -1,9 +1,11 @@
 """Who is told of a run: watchers of the caller, and the real packages, read by their readers."""
 
+import itertools
 import json
 import math
 import os
 import struct
+import time
 from types import SimpleNamespace
 
 import pytest
@@ -196,8 +198,14 @@ def read_events(folder):
 
 
 @pytest.fixture
-def tensorboard():
-    pytest.importorskip("tensorboard")
+def tensorboard(monkeypatch):
+    """TensorBoard, which reads files in the order of the second in which they were begun.
+
+    Within one second it takes the tenth for older than the ninth, so here each begins in its own.
+    """
+    files = pytest.importorskip("tensorboard.summary.writer.event_file_writer")
+    seconds = itertools.count(int(time.time()))
+    monkeypatch.setattr(files, "time", SimpleNamespace(time=lambda: next(seconds)))
 
 
 @pytest.mark.usefixtures("tensorboard")
