@@ -61,10 +61,11 @@ def _small() -> Iterator[Row]:
         needs = {who: memory.of(__name__, who, rule, SMALL) for who in ways}
         ours, *others = ((who, torch.as_tensor(run(given))) for who, run in ways.items())
         for who, theirs in others:
-            plain.compare(rule, who, given, ours=ours[1], theirs=theirs)
+            wrong = plain.difference(rule, who, given, ours=ours[1], theirs=theirs)
             ratios = sorted(one[rule][who] / one[rule]["ours"] for one in times)
             note = f"{ratios[0]:.2f} to {ratios[-1]:.2f}; {_note(needs, who, SMALL)}"
-            yield _row(rule, who, SMALL, statistics.median(ratios), note)
+            ratio = 0.0 if wrong else statistics.median(ratios)
+            yield _row(rule, who, SMALL, ratio, wrong or note)
 
 
 def _large() -> Iterator[Row]:
@@ -90,9 +91,9 @@ def _in_processes(
         needs = {who: memory.of(__name__, who, rule, d, result=file) for who, file in files.items()}
         results = {who: torch.from_numpy(np.load(file)) for who, file in files.items()}
     for who in names[1:]:
-        plain.compare(rule, who, given, ours=results["ours"], theirs=results[who])
+        wrong = plain.difference(rule, who, given, ours=results["ours"], theirs=results[who])
         ratio = needs[who].seconds / needs["ours"].seconds
-        yield _row(rule, who, d, ratio, _note(needs, who, d))
+        yield _row(rule, who, d, 0.0 if wrong else ratio, wrong or _note(needs, who, d))
     return needs
 
 

@@ -141,7 +141,7 @@ def summarise(
 
 
 def count_errors(rounds: Sequence[Mapping[str, Any]]) -> int:
-    """How often custom workers raised."""
+    """How often custom code raised."""
     return sum(sum(record.get("custom_errors", {}).values()) for record in rounds)
 
 

@@ -90,6 +90,14 @@ def guard(what: str, action: Callable[[], Any], code: object = None) -> Any:
         raise PluginError(message, failure_of("run", what, error).traceback) from error
 
 
+def counted(kind: str, what: str, error: PluginError) -> Failure:
+    """The failure to count in a round's record; raises the error if no custom code is to blame."""
+    cause = error.__cause__
+    if cause is None or place_of(cause) is None:
+        raise error
+    return failure_of(kind, what, cause)
+
+
 def _version(tensor: Tensor) -> int:
     """How often torch has written on the tensor's numbers."""
     return tensor._version  # noqa: SLF001

@@ -101,7 +101,7 @@ class StoreError(UserError):
 
 
 class RunFailed(HoldoutError):  # noqa: N818  # What was run is there: it is a result, if a bad one.
-    """A run is over, but in a curve no honest proposal arrived: it measured nothing.
+    """A run is over, but custom code failed in every round of a curve: it measured nothing.
 
     What was run is on the disk if there is a run folder, and in `result`.
     """

@@ -53,6 +53,8 @@ class Outcome(StrEnum):
     """Too few ballots are valid for their result to count."""
     INFEASIBLE = "infeasible"
     """The rule cannot work with so few valid proposals."""
+    RAISED = "raised"
+    """The custom rule raised an error, which is counted; there is no step."""
     DIVERGED = "diverged"
     """The step led to weights or a loss that are not finite; the curve ends here."""
     OVERFLOW = "overflow"
@@ -266,7 +268,7 @@ class RoundRecord:
     rejected_proposals: Mapping[str, int]
     rejected_ballots: Mapping[str, int]
     custom_errors: Sequence[Failure]
-    """What custom workers raised; a line of `results.jsonl` counts it."""
+    """What custom code raised; a line of `results.jsonl` counts it."""
     honest_missing: int
     """How many honest proposals were rejected, of those that custom workers were to send."""
     seconds: float
@@ -324,7 +326,7 @@ def record_round(
         asks_voters: Whether it is a rule that asks voters; others have none.
         gamma: The strength of the lies, if they have one.
         radius: The radius of the bound, if there is one.
-        custom_errors: What custom workers raised.
+        custom_errors: What custom code raised.
         honest_missing: How many proposals of honest custom workers were rejected.
     """
     proposers, voters = committee.proposers, committee.voters if is_vote or asks_voters else ()

@@ -109,7 +109,7 @@ def test_what_workers_raise_is_counted_told_and_kept(data, tmp_path):
     page = (tmp_path / "run" / "report.html").read_text()
     assert "What custom code raised first" in page
     assert place in page
-    assert "custom workers raised: propose" in page
+    assert "custom code raised: propose" in page
 
 
 def test_rounds_in_which_nothing_fails_have_no_field_for_it(data):
@@ -200,6 +200,25 @@ def late(updates, *, f, context):
     return updates.mean(dim=0)
 
 
+def bent(updates, *, f, context):
+    update = updates.mean(dim=0)
+    return update[1:] if context.round_number == 2 else update
+
+
+TRIED = []
+
+
+def never(updates, *, f, context):
+    TRIED.append(context.round_number)
+    if len(TRIED) > 2:
+        return updates @ updates.T.T
+    return updates.mean(dim=0)
+
+
+def sometimes(view):
+    return view.nothing if view.round_number == 2 else -view.known.mean(dim=0)
+
+
 def trim(updates, *, f, keep: int = 3):
     return updates[:keep].mean(dim=0)
 
@@ -254,7 +273,6 @@ def test_a_run_without_honest_proposals_exits_1_and_keeps_what_was_run(command):
 @pytest.mark.parametrize(
     ("changes", "place"),
     [
-        (["attack.name=my_code:attack"], "view.nothing"),
         (
             ["attack.voters=my_code:ballots", "experiment.rules=['holdout-1']"],
             "return view.nothing",
@@ -272,29 +290,69 @@ def test_an_error_in_custom_code_names_file_and_line(command, changes, place):
     assert "Traceback" not in message
 
 
-def test_a_rule_that_raises_late_leaves_its_traceback_in_summary_and_report(command):
+def test_a_rule_that_raises_late_is_counted_and_leaves_its_traceback(command):
     code, _, err = command(["my_code:late"])
-    line = line_of("return updates @ updates")
-    assert code == 2
-    assert f"(my_code.py, line {line})" in err
+    assert code == 0
+    assert f"(my_code.py, line {line_of('return updates @ updates')})" in err
     summary = json.loads(Path("run/summary.json").read_text())
+    assert summary["custom_errors"]["count"] == 1
     assert "updates @ updates" in summary["custom_errors"]["first"]["traceback"]
+    assert summary["curves"][-1]["outcome"] == "completed"
+    assert any("the custom rule raised in some rounds" in note for note in summary["notes"])
+    assert "updates @ updates" in Path("run/report.html").read_text()
+    attacked = [row for row in results.read_run("run").rows if row["rule"] == "my_code:late"]
+    assert [row["outcome"] for row in attacked] == ["step", "raised", "step"]
+    assert attacked[1]["custom_errors"] == {"aggregate": 1}
+
+
+def test_an_attack_that_raises_is_counted_and_its_liars_are_silent(command):
+    code, _, err = command(["mean"], "attack.name=my_code:sometimes")
+    assert code == 0
+    assert f"(my_code.py, line {line_of('return view.nothing if')})" in err
+    first, second, third = (r for r in results.read_run("run").rows if r["attack"] != "none")
+    assert second["custom_errors"] == {"lie": 1}
+    assert second["rejected_proposals"] == {"missing": second["byzantine_proposers"]}
+    assert "custom_errors" not in first
+    assert "custom_errors" not in third
+    notes = json.loads(Path("run/summary.json").read_text())["notes"]
+    assert any("the attack raised in some rounds" in note for note in notes)
+
+
+@pytest.mark.parametrize(
+    ("rule", "attack", "says", "place"),
+    [
+        ("mean", "my_code:attack", "the attack raised", "return view.nothing\n"),
+        ("my_code:never", "sign-flip", "the custom rule raised", "return updates @ updates.T.T\n"),
+    ],
+)
+def test_custom_code_that_raises_in_every_round_fails_the_run(command, rule, attack, says, place):
+    code, _, err = command([rule], f"attack.name={attack}")
+    assert code == 1
+    last = err.splitlines()[-1]
+    assert last.startswith(f"holdout: {says} in every round of")
+    assert f"(my_code.py, line {line_of(place)})" in last
+    assert len(results.read_run("run").rows) == 3
+
+
+def test_a_rule_whose_result_is_bent_late_stops_the_run_until_it_is_repaired(command):
+    code, _, err = command(["my_code:bent"])
+    assert code == 2
+    assert "rule 'my_code:bent'" in err
+    summary = json.loads(Path("run/summary.json").read_text())
     assert summary["curves"][-1]["outcome"] == "stopped"
-    assert any("the run was stopped: rule 'my_code:late'" in note for note in summary["notes"])
-    page = Path("run/report.html").read_text()
-    assert "updates @ updates" in page
+    assert any("the run was stopped: rule 'my_code:bent'" in note for note in summary["notes"])
     # Repaired, it goes on; of what stopped it nothing is left but the note on the change.
-    mended = CODE.replace("if context.round_number == 2", "if context.round_number == 0")
+    mended = CODE.replace("update[1:] if", "update if")
     Path("my_code.py").write_text(mended)
     del sys.modules["my_code"]
     importlib.invalidate_caches()
     again = ["--resume"]
-    code, _, err = command(["my_code:late"], more=again)
+    code, _, err = command(["my_code:bent"], more=again)
     assert code == 2
-    assert "custom code has changed since the run began: rule 'my_code:late' (my_code.py)" in err
-    code, _, err = command(["my_code:late"], more=[*again, "--changed-code"])
+    assert "custom code has changed since the run began: rule 'my_code:bent' (my_code.py)" in err
+    code, _, err = command(["my_code:bent"], more=[*again, "--changed-code"])
     assert code == 0
-    assert "custom code was changed after round 1 of my_code:late" in err
+    assert "custom code was changed after round 1 of my_code:bent" in err
     summary = json.loads(Path("run/summary.json").read_text())
     assert "custom_errors" not in summary
     assert any("custom code was changed after round 1" in note for note in summary["notes"])

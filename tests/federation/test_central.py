@@ -485,7 +485,6 @@ def raising(*_args, **_settings):
 @pytest.mark.parametrize(
     ("rule", "plugins", "message"),
     [
-        ("holdout", {"attack": raising}, "attack 'raising' raised ValueError: boom"),
         ("holdout", {"attack": lambda _view: None}, "must return a tensor, or one tensor or None"),
         ("holdout", {"attack": lambda view: [view.mean] * (view.count + 1)}, "for each of the"),
         ("holdout", {"attack": lambda view: view.known[:1]}, "silence; got 1"),
@@ -496,7 +495,6 @@ def raising(*_args, **_settings):
             {"attack": lambda view: Lie(view.mean, messages=[view.mean] * 9)},
             "one for each of the [0-9]+ voters, or .*; got 9",
         ),
-        ("mine", {"rules": {"mine": raising}}, "rule 'mine' raised ValueError: boom"),
         (
             "mine",
             {"rules": {"mine": lambda updates, **_: updates}},
@@ -512,6 +510,23 @@ def test_what_own_code_does_wrong_is_said_to_be_its_own(rule, plugins, message, 
     federation, curve = scene(rule, plugins=plugins)
     with pytest.raises(PluginError, match=message):
         play(federation, curve)
+
+
+@pytest.mark.parametrize(
+    ("rule", "plugins", "kind", "says"),
+    [
+        ("holdout", {"attack": raising}, "lie", "attack 'raising' raised ValueError: boom"),
+        ("mine", {"rules": {"mine": raising}}, "aggregate", "rule 'mine' raised ValueError: boom"),
+    ],
+)
+def test_attacks_and_rules_that_raise_are_counted(rule, plugins, kind, says, scene, play):  # noqa: PLR0917
+    federation, curve = scene(rule, plugins=plugins)
+    records, state = play(federation, curve)
+    for record in records:
+        (failure,) = (one for one in record.custom_errors if one.kind == kind)
+        assert str(failure).startswith(says)
+        assert (record.outcome == "raised") == (kind == "aggregate")
+    assert (state.weights == federation.initial_weights).all() == (kind == "aggregate")
 
 
 @pytest.mark.parametrize(

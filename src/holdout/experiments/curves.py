@@ -59,11 +59,6 @@ class CurveResult:
         """The share of the honest proposals that are missing."""
         return _missing_share(self.rounds)
 
-    @property
-    def is_empty(self) -> bool:
-        """Whether in a seed every honest proposal is missing."""
-        return any(_missing_share(lines) == 1 for lines in self.seeds.values())
-
     def line(self, key: str, *, scale: float = 1.0) -> Series:
         """What the rounds hold under a key, over the seeds; rounds without it are left out.
 

@@ -246,7 +246,7 @@ def _outcome_table_html(curves: Sequence[CurveResult]) -> str:
                 for reason, number in (line.get(f"rejected_{what}") or {}).items():
                     count[f"{what} rejected: {reason}"] += number
             for what, number in (line.get("custom_errors") or {}).items():
-                count[f"custom workers raised: {what}"] += number
+                count[f"custom code raised: {what}"] += number
         counts.append(count)
     columns = list(dict.fromkeys(["rounds", *sorted({key for c in counts for key in c})]))
     return table_html(

@@ -1,6 +1,7 @@
 """What a run does not show: each note is a reason to doubt that a curve proves what it seems to."""
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from torch import Tensor
@@ -82,6 +83,12 @@ def notes_on_curves(curves: Sequence[CurveResult], config: Mapping[str, Any]) ->
         "more than a tenth of the honest proposals are missing, since custom workers failed: {}": (
             those(lambda curve: curve.honest_missing > MISSING_MAX, curves)
         ),
+        "the custom rule raised in some rounds, in which there was no step: {}": those(
+            lambda curve: bool(_raised(curve, "aggregate")), curves
+        ),
+        "the attack raised in some rounds, in which the liars were silent: {}": those(
+            lambda curve: bool(_raised(curve, "lie")), attacked
+        ),
         "no liar was drawn in any round, so nothing was attacked: {}": those(_no_liars, attacked),
         "no lie was told in any round, since the attack's schedule has none: {}": those(
             lambda curve: not _no_liars(curve) and not _lying(curve, settings), attacked
@@ -99,6 +106,38 @@ def notes_on_curves(curves: Sequence[CurveResult], config: Mapping[str, Any]) ->
         ),
     }
     return [note.format(which) for note, which in told.items() if which]
+
+
+def broken_curves(curves: Sequence[CurveResult], config: Mapping[str, Any]) -> dict[str, str]:
+    """Curves that measured nothing since custom code failed in all their rounds: what, and which.
+
+    In a run with several seeds one is enough.
+    """
+    settings = config.get("attack")
+    found: dict[str, list[str]] = {}
+    for curve in curves:
+        for seed in curve.seeds:
+            if what := _broken(replace(curve, seeds={seed: curve.seeds[seed]}), settings or {}):
+                found.setdefault(what, [])
+                found[what] += [curve.label] * (curve.label not in found[what])
+    return {what: ", ".join(labels) for what, labels in found.items()}
+
+
+def _broken(curve: CurveResult, settings: Mapping[str, Any]) -> str | None:
+    """Why one seed of a curve measured nothing; None if it did."""
+    if curve.honest_missing == 1:
+        return "no honest proposal arrived in any round"
+    if len(_raised(curve, "aggregate")) == len(curve.rounds):
+        return "the custom rule raised in every round"
+    asked = [line for line in _lying(curve, settings) if line.get("byzantine_proposers")]
+    if asked and len(_raised(curve, "lie")) == len(asked):
+        return "the attack raised in every round"
+    return None
+
+
+def _raised(curve: CurveResult, kind: str) -> list[Round]:
+    """The rounds in which custom code raised when this was asked of it."""
+    return [line for line in curve.rounds if (line.get("custom_errors") or {}).get(kind)]
 
 
 def _never_moved(curve: CurveResult) -> bool:

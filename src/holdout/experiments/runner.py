@@ -33,7 +33,7 @@ from holdout.experiments.plugins import Plugins
 from holdout.experiments.report import error_text, table_html, write_report
 from holdout.experiments.resolve_names import is_decentralized, notes_on_vote
 from holdout.experiments.rule_trial import try_rules
-from holdout.experiments.run_notes import Notes, notes_on_curves, notes_on_data
+from holdout.experiments.run_notes import Notes, broken_curves, notes_on_curves, notes_on_data
 from holdout.experiments.trackers import make_trackers
 from holdout.experiments.watchers import CallersWatcher, RunWatcher, Watchers
 from holdout.federation import central, decentralized
@@ -162,8 +162,8 @@ def run(
     """Run an experiment: some rules, one attack, one or several seeds.
 
     Everything is checked before any work is done. Ctrl-C keeps what is done if there is a run
-    folder. At the end a `RunFailed`, whose `result` holds what was run, is raised if in a curve all
-    honest proposals are missing, since custom workers failed.
+    folder. At the end a `RunFailed`, whose `result` holds what was run, is raised if custom code
+    failed in every round of a curve.
 
     Args:
         config: The path of a TOML file, its values as nested mappings, or a `Config`.
@@ -262,14 +262,12 @@ def _to_result(plan: ExperimentPlan, opened: OpenedRun, notes: Notes, errors: Fi
 
 
 def _refuse_empty(result: Result, errors: FirstError) -> None:
-    """Raise if in a curve no honest proposal ever arrived: it shows nothing."""
-    if empty := [curve.label for curve in group(result.rounds) if curve.is_empty]:
-        first = f"; the first: {told}" if (told := errors.text) else ""
-        raise RunFailed(
-            f"no honest proposal arrived in any round of {', '.join(empty)}: custom workers failed"
-            f"{first}",
-            result,
-        )
+    """Raise if custom code failed in every round of a curve: it shows nothing."""
+    broken = broken_curves(group(result.rounds), result.config.as_dict())
+    if broken:
+        says = [f"{what} of {which}" for what, which in broken.items()]
+        first = f"; the first error: {told}" if (told := errors.text) else ""
+        raise RunFailed("; ".join(says) + first, result)
 
 
 def _refuse_other_types(config: object, plugins: object) -> None:
@@ -414,7 +412,7 @@ def finish(
     for note in notes_on_curves(group(ordered), config):
         notes.keep_unsaid(note)
     if error is not None and raised:
-        notes.keep_unsaid(f"custom workers raised {raised} times; the first: {error_text(error)}")
+        notes.keep_unsaid(f"custom code raised {raised} times; the first: {error_text(error)}")
     now = environment(plan.config, threads=threads)
     summary = summarise(ordered, config=config, environment=now, notes=notes.kept)
     for curve in summary["curves"]:

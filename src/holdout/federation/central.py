@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from holdout.custom_code import Kept, checked_copy, describe, guard
+from holdout.custom_code import Kept, checked_copy, counted, describe, guard
 from holdout.errors import PluginError
 from holdout.federation.coalition import Lies, as_liars_see, lie_to_server
 from holdout.federation.custom_workers import Heard, ask_to_propose, ask_to_vote, count_missing
@@ -50,6 +50,9 @@ from holdout.tracebacks import Failure
 from holdout.voting import Terms, tolerated_count
 from holdout.workers import is_plain
 
+AGGREGATE = "aggregate"
+"""What a rule is asked to do, as a round's record counts what it raises."""
+
 
 def run_round(federation: Federation, curve: Curve, state: State) -> tuple[RoundRecord, State]:
     """Draw, propose, lie, admit, bound, vote or aggregate, step, record."""
@@ -68,6 +71,7 @@ def run_round(federation: Federation, curve: Curve, state: State) -> tuple[Round
     if setup.coalition:
         proposals, lies = _lie(setup, proposals, scores, voters)
         heard.states.update(lies.worker_states)
+        heard.failures.extend(lies.failures)
     # Proposals that are missing, misshapen or not finite are out.
     admitted = admit_proposals(proposals.received, dimension=len(state.weights))
     # A vote bounds the updates; its voters judge them (getVotes), the server counts (A_Consensus).
@@ -82,7 +86,7 @@ def run_round(federation: Federation, curve: Curve, state: State) -> tuple[Round
             bounded, radius = bound_updates(admitted, previous_radius=radius)
         decision = _vote(setup, method, bounded, scores, heard)
     else:
-        decision, rule_state = _aggregate(setup, method, admitted)
+        decision, rule_state = _aggregate(setup, method, admitted, heard.failures)
     # w_{t+1} = w_t - eta_t v_t.
     next_state = replace(
         _step(setup, decision),
@@ -181,17 +185,24 @@ def _vote(
 
 
 def _aggregate(
-    setup: RoundSetup, rule: Rule, admitted: AdmittedProposals
+    setup: RoundSetup, rule: Rule, admitted: AdmittedProposals, failures: list[Failure]
 ) -> tuple[Decision, Mapping[str, Tensor]]:
-    """The rule over all valid updates, and what it keeps for the next round."""
+    """The rule over all valid updates, and what it keeps for the next round.
+
+    A custom rule that raises makes no step and keeps what it had; `failures` tells of it.
+    """
     name = f"rule {setup.curve.rule!r}"
     lies = [row for row, p in enumerate(admitted.valid) if p in setup.coalition]
     voters = Reporters(setup).about(lies)
     context = replace(rule_context(setup), voters=voters)
     f = tolerated_count(len(admitted.valid), setup.federation.config.federation.f)
-    decision: Decision = guard(
-        name, lambda: apply_rule(admitted, rule, f=f, context=context), rule.function
-    )
+    try:
+        decision: Decision = guard(
+            name, lambda: apply_rule(admitted, rule, f=f, context=context), rule.function
+        )
+    except PluginError as error:
+        failures.append(counted(AGGREGATE, name, error))
+        return Decision(Outcome.RAISED), setup.state.rule_state
     decision = replace(decision, void_ballots=tuple(voters.void.items()))
     kept = checked_copy(name, context.state)
     if decision.outcome is not Outcome.STEP:

@@ -149,6 +149,7 @@ class RoundLearning:
             lies = self._tell_lies()
             gamma = lies.gamma
             states |= lies.worker_states
+            self.failures.extend(lies.failures)
             for place, update in zip(sorted(setup.coalition), lies.sent, strict=True):
                 received[place] = update
         caught = [worker for worker in self.places if worker in setup.apart]

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from holdout import device
 from holdout.attacks import Deployed, DeployedRule, Lie, MixedLie, View
-from holdout.custom_code import Kept, describe, guard, own_copies, untouched
+from holdout.custom_code import Kept, counted, describe, guard, own_copies, untouched
 from holdout.data.datasets import Shard
 from holdout.errors import MisuseError, PluginError
 from holdout.federation.electorate import VoterScores, electorate_of, score_voters
@@ -24,10 +24,12 @@ from holdout.ids import ProposalId, WorkerId
 from holdout.rounds import admit_proposals
 from holdout.rules import RULES
 from holdout.seeds import stream
-from holdout.tracebacks import is_custom
+from holdout.tracebacks import Failure, is_custom
 from holdout.voting import Terms, tolerated_count
 from holdout.workers import HonestWorker
 
+LIE = "lie"
+"""What an attack is asked for, as a round's record counts what it raises."""
 HELD = 600
 """How many samples of its own the coalition judges by."""
 
@@ -43,6 +45,8 @@ class Lies:
     """What the liars keep of the honest work that they do in secret."""
     messages: Sequence[object] | None = None
     """What lying voters send as joint ballots, if the attack says; else `attack.voters` does."""
+    failures: Sequence[Failure] = ()
+    """What a custom attack raised; its liars are silent then."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -252,7 +256,10 @@ def tell_lies(coalition: Coalition, deployed: Deployed) -> Lies:
     custom = is_custom(act)
     shown = lent_view(view) if custom else view
     with untouched(name, setup.federation.pool):
-        made = guard(name, lambda: act(shown), act)
+        try:
+            made = guard(name, lambda: act(shown), act)
+        except PluginError as error:
+            return Lies([None] * count, None, failures=[counted(LIE, name, error)])
     lie = made if isinstance(made, Lie) else Lie(made)
     if custom:
         copies: Any = own_copies(lie.updates), own_copies(lie.messages)

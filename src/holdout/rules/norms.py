@@ -215,8 +215,8 @@ def clip_scales(lengths: Matrix, radius: float) -> Matrix:
     return scales
 
 
-def scaled(updates: Tensor, scales: Matrix, *, in_float64: bool = False) -> Tensor:
-    """Every row times its own number, multiplied in the type of the updates or in float64."""
+def scaled(updates: Tensor, scales: Matrix) -> Tensor:
+    """Every row times its own number, multiplied in the type of the updates."""
     values = device.to_numpy(updates)
     d = values.shape[1]
     result, own_type = np.empty_like(values), values.dtype.type
@@ -227,7 +227,7 @@ def scaled(updates: Tensor, scales: Matrix, *, in_float64: bool = False) -> Tens
             for start in starts:
                 block = slice(start, min(start + _BLOCK, d))
                 for i, scale in enumerate(scales):
-                    if scale == 1 or (scale >= _TINY and not in_float64):
+                    if scale >= _TINY:
                         np.multiply(values[i, block], own_type(scale), out=result[i, block])
                         continue
                     part = scratch[: block.stop - start]

@@ -5,14 +5,13 @@ new tensor and leaves its input as it is.
 """
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from holdout import device
 from holdout.errors import UserError
-from holdout.parallel import map_runs, run_all
+from holdout.parallel import map_runs
 from holdout.rules.context import RuleContext, source_of
-from holdout.rules.distance import Matrix, squared_distances
+from holdout.rules.distance import squared_distances
 from holdout.rules.norms import (
     check_positive,
     clip_scales,
@@ -28,9 +27,6 @@ BUCKET_SIZE = 2
 
 _BLOCK = 1 << 13
 """Coordinates mixed at a time."""
-
-_ROWS = 4
-"""Rows whose lengths are computed one after the other, on one thread."""
 
 
 def nnm(updates: Tensor, *, f: int) -> Tensor:
@@ -49,6 +45,7 @@ def nnm(updates: Tensor, *, f: int) -> Tensor:
         f: How many of them may be lies.
 
     Example:
+        >>> import torch
         >>> nnm(torch.tensor([[0.0], [1.0], [3.0], [99.0]]), f=1)
         tensor([[ 1.3333],
                 [ 1.3333],
@@ -106,6 +103,7 @@ def bucketing(
         size: How many updates make a group, s; at least 1. The last group may be smaller.
 
     Example:
+        >>> import torch
         >>> bucketing(torch.tensor([[1.0], [2.0], [3.0], [4.0], [5.0]]), f=1).shape
         torch.Size([3, 1])
     """
@@ -154,23 +152,17 @@ def clipping(updates: Tensor, *, f: int, radius: float = CLIPPING_RADIUS) -> Ten
         radius: The largest L2 norm that is left alone, c; more than 0.
 
     Example:
+        >>> import torch
         >>> clipping(torch.tensor([[3.0, 4.0], [0.3, 0.4]]), f=0, radius=1.0)
         tensor([[0.6000, 0.8000],
                 [0.3000, 0.4000]])
     """
     updates = admit("clipping", updates, f=f, needs=ANY_NUMBER)
     check_positive("clipping", "radius", radius)
-    pieces = [updates[i : i + _ROWS] for i in range(0, len(updates), _ROWS)]
-    lengths = np.concatenate(run_all(_lengths, pieces))
-    long = np.isfinite(lengths) & (lengths > radius)
-    scales = np.where(long, radius / np.where(long, lengths, 1.0), 1.0)
-    return scaled(updates, scales, in_float64=True)
-
-
-def _lengths(rows: Tensor) -> Matrix:
-    """The norms of a few rows: in one call torch would make a copy of all of them in float64."""
-    scratch = rows.new_empty(rows.shape[1], dtype=torch.float64)
-    return np.array([float(torch.linalg.vector_norm(scratch.copy_(row))) for row in rows])
+    lengths = norms(updates)
+    # What is not finite, or has no length in float64, stays as it is.
+    scales = np.where(np.isfinite(lengths), clip_scales(lengths, radius), 1.0)
+    return scaled(updates, scales)
 
 
 def arc(updates: Tensor, *, f: int) -> Tensor:
@@ -190,6 +182,7 @@ def arc(updates: Tensor, *, f: int) -> Tensor:
         f: How many of them may be lies.
 
     Example:
+        >>> import torch
         >>> arc(torch.tensor([[3.0, 4.0], [0.3, 0.4], [6.0, 8.0]]), f=1)
         tensor([[3.0000, 4.0000],
                 [0.3000, 0.4000],
