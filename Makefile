@@ -10,7 +10,7 @@ BENCH := .venv-bench
 export OMP_WAIT_POLICY ?= PASSIVE
 export OPENBLAS_NUM_THREADS ?= 1
 
-.PHONY: run run-decentralized test check format bench peers readme docs results soak fuzz clean
+.PHONY: run run-decentralized test check format bench peers readme docs results dist site soak fuzz clean
 
 run: $(READY)  ## The demo: HoldOut SGD against Krum and others, under attack, offline.
 	$(BIN)/holdout run
@@ -65,6 +65,13 @@ results: $(READY)  ## Everything in docs/results; long, but can be stopped and c
 	$(BIN)/python tools/paper_results.py runs/paper
 	$(BIN)/python tools/paper_tables.py
 	$(BIN)/python tools/paper_figures.py
+
+dist: $(READY)  ## Wheel and sdist, in dist/.
+	rm -rf dist
+	$(BIN)/python -m build
+
+site: $(READY)  ## The documentation as a site with search, in build/site/; no broken link.
+	$(BIN)/python tools/build_site.py
 
 soak: $(READY)  ## 120,500 seeds of the simulator (goes on where it stopped), then the long tests.
 	$(BIN)/python tools/soak.py

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from holdout import lazy
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 __all__ = [
     "Config",
