@@ -386,12 +386,16 @@ def _liars(
 
 
 def with_dissimilarity(record: RoundRecord, honest: Sequence[Tensor]) -> RoundRecord:
-    """The record with how much the honest updates differ, if it is evaluated and there are two."""
+    """The record with how much the honest updates differ, if it is evaluated and there are two.
+
+    Six digits, since updates hold seven: the last bits depend on the number of threads.
+    """
     if not record.is_evaluated or len(honest) < 2:  # noqa: PLR2004
         return record
     mean_update = mean(torch.stack(list(honest)), f=0)
     apart = sum(norm(update - mean_update) ** 2 for update in honest) / len(honest)
-    return replace(record, dissimilarity=apart, mean_norm2=norm(mean_update) ** 2)
+    length = norm(mean_update) ** 2
+    return replace(record, dissimilarity=float(f"{apart:.6g}"), mean_norm2=float(f"{length:.6g}"))
 
 
 def count(faults: Iterable[str]) -> dict[str, int]:
