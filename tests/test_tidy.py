@@ -41,13 +41,12 @@ USED_FROM_OUTSIDE = {
     "holdout.agreement.wire:encode": "the inverse of `decode`, which tests and fuzzers go by",
     "holdout.experiments.runner:Result._repr_html_": "Jupyter",
     "holdout.node.demo:linear": "the model of large networks, in bench/node.py",
-    "holdout.results:Run.to_pandas": "users",
+    "holdout.runs:Run.to_pandas": "users",
     "holdout.simulator.trace:Trace.fingerprint": "tests tell two runs apart by it",
     "holdout.sketch:inner_products": "joint ballots as docs/protocol.md proposes them",
     "holdout.sketch:quantise": "the same",
     "holdout.sketch:size_for": "the same",
     "holdout.sketch:sketch": "the same",
-    "holdout.voting.odds:judges_failure": "tests measure what votes by class can promise",
 }
 """What nothing in `src` reads, and who does."""
 

@@ -6,9 +6,9 @@ Runs the demo with two seeds, ten rounds without a server, 200 seeds of the prot
 two sizes, and the paper's MNIST figure cut to five rounds, all on one thread, and compares the
 SHA-256 of what they write with those kept beside this script. `seconds` is left out: it is the only
 field that may differ. The digests are of the vote by approvals, and were recorded when it was
-called `holdout`, a round had no fields for joint ballots, and nothing was measured before the first
-one. They hold for one kind of processor and the pinned torch; on another, record them before a
-change and compare after it.
+called `holdout`, a round had no fields for joint ballots, nothing was measured before the first
+one, and nobody measured how much honest updates differ. They hold for one kind of processor and the
+pinned torch; on another, record them before a change and compare after it.
 """
 
 import argparse
@@ -28,8 +28,9 @@ DECENTRALIZED = (
 ONE_THREAD = ("--set", "experiment.threads=1")
 APPROVALS = "holdout-1"
 DEMO_RULES = ("mean", "trimmed-mean", "krum", "holdout-paper", APPROVALS)
-LEFT_OUT = ("seconds", "weights", "voter_weights", "initial")
-"""The time, the fields for joint ballots, and what was measured before round 1."""
+LEFT_OUT = ("seconds", "weights", "voter_weights", "initial", "dissimilarity", "mean_norm2")
+"""The time, the fields for joint ballots, what was measured before round 1, and how much honest
+updates differ."""
 
 
 def main() -> int:

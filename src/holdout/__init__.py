@@ -21,9 +21,12 @@ __all__ = [
     "Config",
     "ConfigError",
     "DataError",
+    "DissimilarityFit",
+    "Heterogeneity",
     "HoldoutError",
     "HonestWorker",
     "InfeasibleError",
+    "LiarsDrawn",
     "PluginError",
     "Plugins",
     "Progress",
@@ -68,7 +71,9 @@ if TYPE_CHECKING:
     from holdout.experiments.plugins import Plugins
     from holdout.experiments.runner import Progress, Result, run
     from holdout.experiments.watchers import RunWatcher
-    from holdout.results import Run, read_run
+    from holdout.heterogeneity import DissimilarityFit, Heterogeneity, LiarsDrawn
+    from holdout.results import read_run
+    from holdout.runs import Run
     from holdout.saved_models import Weights
     from holdout.seeds import Stream, stream
     from holdout.workers import HonestWorker, Recipe, Worker
@@ -97,7 +102,9 @@ else:
             "holdout.experiments.plugins": ("Plugins",),
             "holdout.experiments.runner": ("Progress", "Result", "run"),
             "holdout.experiments.watchers": ("RunWatcher",),
-            "holdout.results": ("Run", "read_run"),
+            "holdout.heterogeneity": ("DissimilarityFit", "Heterogeneity", "LiarsDrawn"),
+            "holdout.results": ("read_run",),
+            "holdout.runs": ("Run",),
             "holdout.saved_models": ("Weights",),
             "holdout.seeds": ("Stream", "stream"),
             "holdout.workers": ("HonestWorker", "Recipe", "Worker"),

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 from urllib.parse import quote
 
+from holdout.heterogeneity import as_fields
 from holdout.metrics import ATTACK_SUCCESS, INITIAL, MEASURED, metric_of
 
 NO_ATTACK = "none"
@@ -158,8 +159,27 @@ def _summarise_curve(key: CurveKey, lines: Sequence[Mapping[str, Any]]) -> dict[
         **({f"final_{success}": successes[-1]} if successes else {}),
         "outcome": "diverged" if lines[-1]["outcome"] == "diverged" else "completed",
         "empty_rounds": sum(line["outcome"] not in MOVED for line in lines),
+        **as_fields(lines),
         "seconds": round(sum(line["seconds"] for line in lines), 3),
     }
+
+
+def judges_in(summary: Mapping[str, Any]) -> dict[int, tuple[float, ...]]:
+    """What a summary holds of who can judge which class, by seed; nothing of what is damaged.
+
+    >>> judges_in({"judges": {"rows_needed": 10, "shares": {"0": [1.0, 0.25], "1": "no"}}})
+    {0: (1.0, 0.25)}
+    """
+    shares = _section(_section(summary, "judges"), "shares")
+    return {
+        int(seed): tuple(float(share) for share in found)
+        for seed, found in shares.items()
+        if seed.isdecimal() and isinstance(found, list | tuple) and all(map(_is_share, found))
+    }
+
+
+def _is_share(value: object) -> bool:
+    return isinstance(value, int | float) and 0 <= value <= 1
 
 
 def _section(config: Mapping[str, Any], name: str) -> Mapping[str, Any]:

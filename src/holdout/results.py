@@ -22,18 +22,19 @@ import os
 import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, overload
+from typing import TYPE_CHECKING, Any
 
 import tomli_w
 
 from holdout import checkpoint_files
 from holdout.checkpoint_files import ENDS, Checkpoint, end_path
-from holdout.curve_rows import NO_ATTACK, CurveKey, in_order, planned_curves, with_round_zero
+from holdout.curve_rows import NO_ATTACK, CurveKey, in_order, judges_in, planned_curves
 from holdout.errors import RunFolderError, WriteError
-from holdout.saved_models import Weights, weights_in, weights_of
+from holdout.runs import Run
+from holdout.saved_models import Weights, weights_in
 
 if TYPE_CHECKING:
     # Only its type: experiments are a layer above this one.
@@ -61,64 +62,6 @@ class Stored:
     checkpoint: Checkpoint
     rows: Sequence[Mapping[str, Any]]
     """The rounds that the checkpoint vouches for, in the order of the file."""
-
-
-@dataclass(frozen=True, slots=True, repr=False)
-class Run:
-    """The rounds of an experiment as plain rows, one a round, and the config they came from.
-
-    A run can be iterated, indexed and measured with `len` like the list of its rows.
-
-    >>> from holdout import Run
-    >>> run = Run(None, {"experiment": {"rounds": 1}}, [{"rule": "mean", "round": 1}])
-    >>> run, len(run), run[0]["rule"]
-    (<Run: 1 round of mean>, 1, 'mean')
-    """
-
-    folder: Path | None
-    """Where it was read from; None for a result that was never written."""
-    config: Mapping[str, Any]
-    """The complete config, by section and key."""
-    rows: Sequence[Mapping[str, Any]]
-    """One mapping a round: the lines of `results.jsonl`, whose fields docs/results-format.md
-    describes, curve by curve in the order of the config."""
-    weights: Weights = field(default_factory=lambda: weights_of(NO_ATTACK, {}))
-    """The trained weights by rule and seed, as in `Result.weights`; read when they are used."""
-
-    def to_pandas(self) -> Any:
-        """The rows as a `pandas.DataFrame`, if pandas is there.
-
-        What was measured before a curve's first step is a row of its own, of round 0, in which
-        nobody was drawn and whose outcome is "initial".
-        """
-        try:
-            import pandas as pd
-        except ModuleNotFoundError as error:
-            raise ModuleNotFoundError(
-                "Run.to_pandas needs pandas: pip install pandas", name=error.name
-            ) from error
-        return pd.DataFrame(with_round_zero(self.rows))
-
-    def __iter__(self) -> Iterator[Mapping[str, Any]]:
-        return iter(self.rows)
-
-    def __len__(self) -> int:
-        return len(self.rows)
-
-    @overload
-    def __getitem__(self, place: int) -> Mapping[str, Any]: ...
-
-    @overload
-    def __getitem__(self, place: slice) -> Sequence[Mapping[str, Any]]: ...
-
-    def __getitem__(self, place: int | slice) -> Mapping[str, Any] | Sequence[Mapping[str, Any]]:
-        return self.rows[place]
-
-    def __repr__(self) -> str:
-        rules = ", ".join(dict.fromkeys(str(row.get("rule")) for row in self.rows))
-        count = f"{len(self)} round{'s' * (len(self) != 1)}"
-        name = "Run" if self.folder is None else f"Run {str(self.folder)!r}"
-        return f"<{name}: {count}{f' of {rules}' if rules else ''}>"
 
 
 def jsonable(value: Any) -> Any:
@@ -368,7 +311,8 @@ def read_run(source: "Path | str | Result") -> Run:
     (<Run: 2 rounds of mean>, [1, 2])
     """
     if not isinstance(source, str | Path):
-        return Run(source.folder, source.summary["config"], source.rounds, source.weights)
+        summary, judges = source.summary, judges_in(source.summary)
+        return Run(source.folder, summary["config"], source.rounds, source.weights, judges)
     path = Path(source)
     config = read_config(path)
     try:
@@ -376,7 +320,17 @@ def read_run(source: "Path | str | Result") -> Run:
     except OSError as error:
         raise RunFolderError(f"{path / ROUNDS} cannot be read: {error.strerror}") from error
     rows = in_order(_read_rounds(path, content), config)
-    return Run(path, config, rows, folder_weights(path, config))
+    judges = judges_in(read_json(path / SUMMARY))
+    return Run(path, config, rows, folder_weights(path, config), judges)
+
+
+def read_json(file: Path) -> Mapping[str, Any]:
+    """What a JSON file of a run folder holds; nothing if it is missing or damaged."""
+    try:
+        found = json.loads(file.read_text("utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) else {}
 
 
 def folder_weights(path: Path, config: Mapping[str, Any]) -> Weights:

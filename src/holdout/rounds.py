@@ -13,7 +13,7 @@ federation, Flower's strategy and a network without a server all take these step
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
 from functools import partial
 from typing import Any
@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from holdout.errors import InfeasibleError
+from holdout.heterogeneity import DISSIMILARITY, MEAN_NORM2
 from holdout.ids import ProposalId, WorkerId
 from holdout.joint_vote import JointMemory, decide_jointly
 from holdout.learning.vector import ProposalFault, norm, read_update, shrink
@@ -271,6 +272,10 @@ class RoundRecord:
     """What custom code raised; a line of `results.jsonl` counts it."""
     honest_missing: int
     """How many honest proposals were rejected, of those that custom workers were to send."""
+    dissimilarity: float | None = field(default=None, kw_only=True)
+    """In evaluated rounds (1 / h) sum_i |g_i - g|^2 of the h honest proposals, g their mean."""
+    mean_norm2: float | None = field(default=None, kw_only=True)
+    """|g|^2."""
     seconds: float
     r2: float | None = field(default=None, kw_only=True)
     mae: float | None = field(default=None, kw_only=True)
@@ -286,7 +291,8 @@ class RoundRecord:
         values = asdict(self)
         values["custom_errors"] = count(failure.kind for failure in self.custom_errors)
         left_out = {key for key in ("custom_errors", "honest_missing") if not values[key]}
-        left_out |= {key for key in ("attack_success", "initial") if values[key] is None}
+        optional = ("attack_success", "initial", DISSIMILARITY, MEAN_NORM2)
+        left_out |= {key for key in optional if values[key] is None}
         if self.mae is None:
             left_out |= {"r2", "mae"}
         return {key: value for key, value in values.items() if key not in left_out}
@@ -379,6 +385,19 @@ def _liars(
         "byzantine_voters": len(byzantine.intersection(voters)),
         "byzantine_selected": None if selection is None else len(lies.intersection(selection)),
     }
+
+
+def with_dissimilarity(record: RoundRecord, honest: Sequence[Tensor]) -> RoundRecord:
+    """The record with how much the honest updates differ, if it is evaluated and there are two.
+
+    Six digits, since updates hold seven: the last bits depend on the number of threads.
+    """
+    if not record.is_evaluated or len(honest) < 2:  # noqa: PLR2004
+        return record
+    mean_update = mean(torch.stack(list(honest)), f=0)
+    apart = sum(norm(update - mean_update) ** 2 for update in honest) / len(honest)
+    length = norm(mean_update) ** 2
+    return replace(record, dissimilarity=float(f"{apart:.6g}"), mean_norm2=float(f"{length:.6g}"))
 
 
 def count(faults: Iterable[str]) -> dict[str, int]:

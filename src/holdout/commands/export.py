@@ -8,7 +8,7 @@ from holdout.commands.shared import Subparsers, count, seed
 from holdout.errors import UserError
 
 if TYPE_CHECKING:
-    from holdout.results import Run
+    from holdout.runs import Run
 
 
 def add_command(commands: Subparsers) -> None:

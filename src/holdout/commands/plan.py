@@ -3,7 +3,7 @@
 import argparse
 from typing import TYPE_CHECKING
 
-from holdout.commands.shared import Subparsers, count, probability, share
+from holdout.commands.shared import Subparsers, count, coverage, probability, share
 from holdout.errors import UserError
 
 if TYPE_CHECKING:
@@ -35,6 +35,13 @@ def add_command(commands: Subparsers) -> None:
     )
     parser.add_argument(
         "--committee", type=count, metavar="K", help="judge a committee of this size"
+    )
+    parser.add_argument(
+        "--coverage",
+        type=coverage,
+        metavar="C",
+        help="the share of honest voters that can judge a class: how many liars votes by class "
+        "withstand, with --committee the exact odds",
     )
     parser.add_argument(
         "--decentralized", action="store_true", help="plan a network without a server instead"
@@ -76,13 +83,14 @@ def _central(options: argparse.Namespace) -> "CommitteePlan":
         rounds=options.rounds,
         delta=options.delta,
         committee=options.committee,
+        coverage=options.coverage,
     )
 
 
 def _decentralized(options: argparse.Namespace) -> "NetworkPlan":
     from holdout.experiments.sizes import plan_network
 
-    for name in ("delta", "committee"):
+    for name in ("delta", "committee", "coverage"):
         if getattr(options, name) is not None:
             raise UserError(
                 f"{_option(name)} cannot be used with --decentralized; use --delta-safety and "

@@ -46,6 +46,7 @@ def _figure_in(folder: Path) -> str | None:
 def _report_run(folder: Path) -> None:
     from holdout.experiments.curves import final_table, group
     from holdout.experiments.headlines import unfinished
+    from holdout.experiments.heterogeneity_report import heterogeneity_lines
     from holdout.experiments.report import notes_in, write_report
     from holdout.results import read_run
     from holdout.terminal import print_table
@@ -57,6 +58,8 @@ def _report_run(folder: Path) -> None:
     for sentence in missing:
         print_note(sentence)
     print_table(final_table(found.rows), folder.resolve().name, so_far=bool(missing))
+    for line in heterogeneity_lines(found):
+        print(line)
     for note in notes_in(folder, found, curves):
         print(f"note: {note}")
     print(f"report: {page}")

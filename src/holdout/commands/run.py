@@ -80,6 +80,7 @@ def _run(options: argparse.Namespace) -> int:
         raise UserError("--changed-code is for --resume: a new run takes the code as it is")
     folder: Path | None = options.out
     values = _values(options)
+    from holdout.experiments.heterogeneity_report import heterogeneity_lines
     from holdout.experiments.runner import run_plan, tried_plan
     from holdout.experiments.watchers import CallersWatcher
     from holdout.folder_names import claim_path, last_path
@@ -113,6 +114,8 @@ def _run(options: argparse.Namespace) -> int:
             except RunFailed as error:
                 result, failed = error.result, error
     print_table(result.table(), name)
+    for line in heterogeneity_lines(results.read_run(result)):
+        print(line)
     for note in result.notes:
         if note not in said:
             print(f"note: {note}")

@@ -61,6 +61,17 @@ def share(text: str) -> Fraction | int:
         _refuse(f"{error}; got {text!r}")
 
 
+def coverage(text: str) -> Fraction:
+    """A share above 0; 1 is all."""
+    try:
+        value = read_share(text if text.strip() not in {"1", "1.0"} else "1")
+    except ValueError:
+        value = 0
+    if not 0 < value <= 1:
+        _refuse(f"must be a share above 0 and at most 1 such as 0.5 or 1/3; got {text!r}")
+    return Fraction(value)
+
+
 def probability(text: str) -> float:
     """A number between 0 and 1, both excluded."""
     try:

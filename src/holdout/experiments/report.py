@@ -28,12 +28,15 @@ from holdout.experiments.charts import chart_html, hiding_style, legend_html
 from holdout.experiments.curves import CurveResult, TableRow, final_table, group, has_success
 from holdout.experiments.figures import looks, quantity_png
 from holdout.experiments.headlines import cautions, headline, unfinished
+from holdout.experiments.heterogeneity_report import heterogeneity_table, judges_html
 from holdout.experiments.holders import holders_html
 from holdout.experiments.report_charts import about_charts, chart_lines, charts_of, pictures_of
 from holdout.experiments.run_notes import notes_on_curves
 from holdout.experiments.vote_map import vote_table, votes
+from holdout.heterogeneity import DISSIMILARITY, MEAN_NORM2
 from holdout.metrics import INITIAL, MEASURED, Metric, metric_of
-from holdout.results import ROUNDS, SUMMARY, Run, jsonable, read_run, write_atomic, writing
+from holdout.results import ROUNDS, SUMMARY, jsonable, read_json, read_run, write_atomic, writing
+from holdout.runs import Run
 
 PAGE = "report.html"
 ERROR = "custom_error.json"
@@ -73,6 +76,10 @@ def _is_number_or_null(value: Any) -> bool:
     return value is None or (isinstance(value, int | float) and not isinstance(value, bool))
 
 
+def _is_whole_or_null(value: Any) -> bool:
+    return value is None or is_whole(value)
+
+
 def _is_measured_or_null(value: Any) -> bool:
     return value is None or (
         isinstance(value, dict) and all(map(_is_number_or_null, value.values()))
@@ -100,6 +107,8 @@ _KINDS: Mapping[str, Callable[[Any], bool]] = {
     **dict.fromkeys(MEASURED, _is_number_or_null),
     INITIAL: _is_measured_or_null,
     "gamma": _is_number_or_null,
+    **dict.fromkeys((DISSIMILARITY, MEAN_NORM2), _is_number_or_null),
+    **dict.fromkeys(("byzantine_proposers", "byzantine_voters"), _is_whole_or_null),
     "byzantine_selected": _is_number_or_null,
     "quorum": _is_number_or_null,
     "proposers": _is_ids_or_null,
@@ -125,7 +134,7 @@ def _page(folder: Path, run: Run, curves: Sequence[CurveResult]) -> str:
     doubts = [f"{note[0].upper()}{note[1:]}." for note in notes_in(folder, run, curves)]
     notes = list(dict.fromkeys([*notes, *doubts]))
     raised = read_error(folder)
-    agreed = agreement_table(curves)
+    agreed, differing = agreement_table(curves), heterogeneity_table(run)
     shown, thinned = votes(curves)
     metric = metric_of(run.rows)
     drawn, shown_charts = looks(curves), charts_of(curves, metric)
@@ -143,6 +152,9 @@ def _page(folder: Path, run: Run, curves: Sequence[CurveResult]) -> str:
         "metric": html.escape(metric.name),
         "has_agreement": "" if agreed else "hidden",
         "agreement_table": table_html(*agreed) if agreed else "",
+        "heterogeneity_table": table_html(*differing) if differing else "",
+        "judges": judges_html(run),
+        "has_heterogeneity": "" if differing else "hidden",
         "holders": (held := holders_html(folder)),
         "has_holders": "" if held else "hidden",
         "outcome_table": _outcome_table_html(curves),
@@ -275,18 +287,9 @@ def table_html(head: Cells, body: Sequence[Cells]) -> str:
     return f"<table><thead>{row(head, 'th')}</thead>\n<tbody>{lines}</tbody></table>"
 
 
-def _read_json(file: Path) -> Mapping[str, Any]:
-    """What a file of the folder holds; nothing if it is missing or damaged."""
-    try:
-        found = json.loads(file.read_text("utf-8"))
-    except (OSError, ValueError, RecursionError):
-        return {}
-    return found if isinstance(found, dict) else {}
-
-
 def notes_in(folder: Path, run: Run, curves: Sequence[CurveResult]) -> list[str]:
     """Reasons for doubt: those in the summary, if there is one, and what the rounds tell."""
-    kept = _read_json(folder / SUMMARY).get("notes")
+    kept = read_json(folder / SUMMARY).get("notes")
     notes = kept if isinstance(kept, list) else []
     told = [*notes, *notes_on_curves(curves, run.config)]
     return list(dict.fromkeys(note for note in told if isinstance(note, str) and note))
@@ -294,7 +297,7 @@ def notes_in(folder: Path, run: Run, curves: Sequence[CurveResult]) -> list[str]
 
 def read_error(folder: Path) -> Mapping[str, Any] | None:
     """What custom code raised first in the run of this folder; None: nothing."""
-    found = _read_json(folder / ERROR)
+    found = read_json(folder / ERROR)
     return found if isinstance(found.get("error"), str) else None
 
 
@@ -311,7 +314,7 @@ def _error_page(found: Mapping[str, Any]) -> str:
 
 
 def _environment_html(folder: Path) -> str:
-    environment = _read_json(folder / SUMMARY).get("environment")
+    environment = read_json(folder / SUMMARY).get("environment")
     if not isinstance(environment, dict) or not environment:
         return "<p>Not recorded: the run has no finished summary.</p>"
     pairs: list[Cells] = []

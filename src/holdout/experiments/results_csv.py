@@ -9,7 +9,8 @@ from typing import Any
 
 from holdout.curve_rows import with_round_zero
 from holdout.errors import RunFolderError
-from holdout.results import Run, read_run, write_atomic
+from holdout.results import read_run, write_atomic
+from holdout.runs import Run
 
 NAME = "results.csv"
 

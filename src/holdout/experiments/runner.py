@@ -27,6 +27,7 @@ from holdout.experiments.curve_files import named_tensors, save_end, save_model
 from holdout.experiments.curves import TableRow, final_table, group, has_success
 from holdout.experiments.first_error import FirstError
 from holdout.experiments.holders import SHARDS, shards_json
+from holdout.experiments.judges import judges_fields
 from holdout.experiments.opened_run import OpenedRun, open_run
 from holdout.experiments.plan import ExperimentPlan, make_plan
 from holdout.experiments.plugins import Plugins
@@ -423,6 +424,7 @@ def finish(
         summary["custom_errors"] = {"count": raised, "first": error}
     if sources:
         summary["custom_code"] = sources
+    summary |= judges_fields(plan.config, plan.dataset)
     if folder is None:
         weights = weights_of(plan.config.attack.name, trained or {})
         return Result(plan.config, ordered, summary, None, notes, weights)

@@ -14,6 +14,7 @@ from holdout.agreement.guarantees import caveats
 from holdout.agreement.params import Mode, RoleDraw
 from holdout.agreement.sizing import CommitteeSize, Risk, Voters
 from holdout.errors import UserError
+from holdout.experiments.coverage_plan import CoveragePlan, plan_coverage
 from holdout.results import to_json
 from holdout.shares import byzantine_count, write_share
 from holdout.voting import odds
@@ -44,10 +45,11 @@ class CommitteePlan:
     chernoff_size_both: int
     exact_size_both: int | None
     committee: Judgement | None
+    judges: CoveragePlan | None = None
 
     def as_json(self) -> str:
         """One JSON document."""
-        document = {
+        document: dict[str, object] = {
             "workers": self.workers,
             "byzantine": float(self.byzantine),
             "rounds": self.rounds,
@@ -64,6 +66,8 @@ class CommitteePlan:
                 "majority_failure_run": self.committee.majority_failure_run,
                 "overflow_round": self.committee.overflow_round,
             }
+        if self.judges:
+            document |= self.judges.as_document()
         return to_json(document, indent=1)
 
     def as_text(self) -> str:
@@ -99,6 +103,8 @@ class CommitteePlan:
                 "ballot",
                 "  must endorse one; the rule `holdout` does not force full ballots)",
             ]
+        if self.judges:
+            lines += self.judges.as_lines()
         return "\n".join(lines)
 
 
@@ -109,6 +115,7 @@ def plan_committee(
     rounds: int,
     delta: float,
     committee: int | None = None,
+    coverage: Fraction | None = None,
 ) -> CommitteePlan:
     """The sizes of a server's committees; refused where none could have an honest majority."""
     if max(workers, rounds) > LARGEST:
@@ -149,6 +156,16 @@ def plan_committee(
         chernoff_size_both=bound(2 * rounds),
         exact_size_both=exact(2 * rounds),
         committee=None if committee is None else _judge(workers, liars, f, rounds, committee),
+        judges=None
+        if coverage is None
+        else plan_coverage(
+            workers=workers,
+            liars=liars,
+            rounds=rounds,
+            delta=delta,
+            coverage=coverage,
+            committee=committee,
+        ),
     )
 
 

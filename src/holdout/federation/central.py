@@ -43,6 +43,7 @@ from holdout.rounds import (
     conclude_joint,
     conclude_vote,
     record_round,
+    with_dissimilarity,
 )
 from holdout.rules import Rule
 from holdout.rules.rule import checked_update
@@ -97,6 +98,7 @@ def run_round(federation: Federation, curve: Curve, state: State) -> tuple[Round
     )
     record = _record(setup, decision, admitted, next_state, lies.gamma, failures=heard.failures)
     record, next_state = evaluate_round(federation, record, next_state)
+    record = with_dissimilarity(record, honest_of(setup, admitted.valid))
     return replace(record, seconds=round(time.perf_counter() - started, 6)), next_state
 
 
@@ -229,11 +231,16 @@ def _step(setup: RoundSetup, decision: Decision) -> State:
     )
 
 
+def honest_of(setup: RoundSetup, valid: Mapping[ProposalId, Tensor]) -> list[Tensor]:
+    """The valid updates that the coalition did not send."""
+    return [update for p, update in valid.items() if p not in setup.coalition]
+
+
 def last_honest(setup: RoundSetup, valid: Mapping[ProposalId, Tensor]) -> Tensor | None:
     """The honest updates, kept only for an attacker that knows those of the last round."""
     if setup.federation.config.attack.knowledge != "last-round":
         return None
-    honest = [update for p, update in valid.items() if p not in setup.coalition]
+    honest = honest_of(setup, valid)
     return torch.stack(honest) if honest else setup.state.last_honest
 
 

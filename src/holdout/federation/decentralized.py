@@ -43,7 +43,7 @@ from holdout.federation.round_setup import Curve, Federation, RoundSetup, State
 from holdout.ids import Digest, RoundNumber, WorkerId
 from holdout.learning.schedules import rate_at
 from holdout.learning.vector import norm
-from holdout.rounds import RoundRecord, admit_proposals
+from holdout.rounds import RoundRecord, admit_proposals, with_dissimilarity
 from holdout.seeds import stream
 from holdout.simulator.adversaries import Liar
 from holdout.simulator.adversaries_agreement import corrupt
@@ -80,6 +80,7 @@ def run_round(federation: Federation, curve: Curve, state: State) -> tuple[Round
     record, ended = evaluate_round(
         federation, record_of(setup, learning, played, network.params), next_state
     )
+    record = with_dissimilarity(record, list(learning.honest.values()))
     return replace(record, seconds=round(time.perf_counter() - started, 6)), ended
 
 
