@@ -79,10 +79,21 @@ def _add_node(commands: Any) -> None:
     reveal.add_argument("out", type=Path, metavar="OUT.toml")
 
     join = _command(what, "join", "make the node a member of a network, once", _join, "DIR")
-    join.add_argument("network", type=Path, metavar="NETWORK_DIR")
+    join.add_argument("network", type=Path, metavar="BUNDLE", help="or the network's folder")
+
+    check = _command(
+        what, "check", "try everything the node needs, and say what is wrong", _check, "DIR"
+    )
+    check.add_argument("--json", action="store_true", help="print one JSON document")
 
     run = _command(what, "run", "run the node until SIGTERM or Ctrl-C", _run, "DIR")
     run.add_argument("--until", type=_positive, metavar="ROUND", help="take part up to this round")
+    run.add_argument(
+        "--join",
+        type=Path,
+        metavar="BUNDLE",
+        help="join with this bundle first, if the node belongs to no network yet",
+    )
 
     status = _command(what, "status", "show how the running node is doing", _status, "DIR")
     status.add_argument("--json", action="store_true", help="print one JSON document")
@@ -128,19 +139,35 @@ def _add_network(commands: Any) -> None:
         metavar="W1.safetensors",
         help="the first weights (default: drawn from the seed)",
     )
-    create.add_argument("--shape", default="1,28,28", metavar="A,B,C", help="shape of one sample")
+    create.add_argument("--shape", metavar="A,B,C", help="shape of one sample; must be given")
     create.add_argument("--classes", type=int, default=10, help="how many classes the data has")
     create.add_argument("--description", default="", help="what data members hold, in words")
     create.add_argument("--seed", type=int, default=0, help="draws the first weights")
+    create.add_argument(
+        "--fewer-than-four",
+        action="store_true",
+        help="allow a network in which no member may lie or be away",
+    )
     beacon = create.add_mutually_exclusive_group()
     beacon.add_argument(
         "--beacon",
         metavar="HEX",
-        help="32 public random bytes whose source was announced in advance",
+        help="32 public random bytes whose source was announced in advance; or `draw`: the creator"
+        " draws them, and is trusted not to choose",
     )
     beacon.add_argument(
         "--reveals", nargs="+", type=Path, metavar="SHARE", help="every member's revealed share"
     )
+
+    bundle = _command(
+        what,
+        "bundle",
+        "write what each member needs to join into one file, without any secret",
+        _bundle,
+        "NETWORK_DIR",
+    )
+    bundle.add_argument("members", nargs="*", metavar="MEMBER", help="default: all members")
+    bundle.add_argument("--out", type=Path, metavar="DIR", help="default: NETWORK_DIR/bundles")
 
     certify = _command(
         what,
@@ -274,9 +301,25 @@ def _join(options: argparse.Namespace) -> int:
     return 0
 
 
+def _check(options: argparse.Namespace) -> int:
+    from holdout.node.runtime.check import check_node
+
+    found = check_node(options.folder)
+    if options.json:
+        _say(json.dumps([item.as_dict() for item in found], indent=2))
+    else:
+        _say("\n".join(f"{item.outcome:6}{item.what:13}{item.said}" for item in found))
+    return EXIT_FAILURE if any(item.is_wrong for item in found) else 0
+
+
 def _run(options: argparse.Namespace) -> int:
+    from holdout.node.runtime.folder import has_joined, join
     from holdout.node.runtime.node import run_node
 
+    if options.join is not None and not has_joined(options.folder):
+        with _writing():
+            network = join(options.folder, options.join)
+        sys.stderr.write(f"holdout: joined {network.name}, {network.identity}\n")
     run_node(options.folder, until=options.until)
     return 0
 
@@ -361,6 +404,7 @@ def _create(options: argparse.Namespace) -> int:
             seed=options.seed,
             beacon=options.beacon,
             reveals=options.reveals or (),
+            few=options.fewer_than_four,
         )
     for note in notes:
         sys.stderr.write(f"holdout: {note}\n")
@@ -375,6 +419,16 @@ def _given_parameters(options: argparse.Namespace) -> dict[str, Any]:
     if options.learning_rate is not None:
         given["learning_rates"] = [options.learning_rate]
     return given
+
+
+def _bundle(options: argparse.Namespace) -> int:
+    from holdout.node.membership.bundles import write_bundles
+
+    with _writing():
+        written = write_bundles(options.folder, options.members, options.out)
+    for path in written:
+        _say(f"made {path}; its member runs `holdout node run DIR --join {path.name}`")
+    return 0
 
 
 def _certify(options: argparse.Namespace) -> int:
