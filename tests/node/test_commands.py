@@ -202,7 +202,7 @@ def test_a_running_node_tells_how_it_is(make_network, capsys, tmp_path):
     with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=5) as answer:
         metrics = answer.read().decode()
     assert 'holdout_rounds_total{node="node-0"} 4' in metrics
-    assert 'holdout_seconds_total{node="node-0",kind="disk"}' in metrics
+    assert 'holdout_seconds_total{kind="disk",node="node-0"}' in metrics
     assert run("node", "status", network.of(0), "--json") == 0
     status = json.loads(capsys.readouterr().out)
     assert status["decided"] == 4

@@ -5,13 +5,11 @@ Parsing and printing only. What is slow to import is imported by the command tha
 
 import argparse
 
-from holdout.node.commands.localnet_command import add_localnet
-from holdout.node.commands.network_commands import add_network
-from holdout.node.commands.node_commands import add_node
+from holdout.node.commands import localnet_command, network_commands, node_commands
 
 
 def add_commands(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     """Add the parsers; each sets `run` to the function that does the work."""
-    add_node(commands)
-    add_network(commands)
-    add_localnet(commands)
+    node_commands.add_node(commands)
+    network_commands.add_network(commands)
+    localnet_command.add_localnet(commands)

@@ -40,6 +40,13 @@ def add_localnet(commands: Any) -> None:
         action="store_true",
         help="keep everything, and execute all rounds again at the end",
     )
+    local.add_argument(
+        "--page",
+        nargs="?",
+        const="",
+        metavar="HOST:PORT",
+        help="serve a live page of the whole network (default: a free port of this machine)",
+    )
     local.set_defaults(run=_localnet)
 
 
@@ -61,6 +68,7 @@ def _localnet(options: argparse.Namespace) -> int:
         delay_ms=options.delay,
         seconds_max=options.seconds_max,
         keep_everything=options.full,
+        page=_page_address(options.page),
     )
     try:
         line = run(plan)
@@ -73,3 +81,16 @@ def _localnet(options: argparse.Namespace) -> int:
         return EXIT_FAILURE
     say(line)
     return 0
+
+
+def _page_address(given: str | None) -> str | None:
+    """Where the page is served; None: nowhere."""
+    from holdout.node.localnet.launcher import free_ports
+    from holdout.node.membership.genesis import ADDRESS
+
+    if given is None:
+        return None
+    address = given or f"127.0.0.1:{free_ports(1)[0]}"
+    if not ADDRESS.fullmatch(address):
+        raise UserError(f"an address is HOST:PORT; got {address!r}")
+    return address

@@ -159,14 +159,41 @@ def _status(options: argparse.Namespace) -> int:
         "left": ", ".join(status["left"]) or "nobody",
         "evidence": ", ".join(f"{name} ({n})" for name, n in status["evidence"].items()) or "none",
     }
-    refused = {**status["refused"], **status["refused_messages"]}
-    if refused:
-        lines["refused"] = ", ".join(f"{kind} ({n})" for kind, n in refused.items())
-    lines["valid until"] = status["certificate_expires"]
-    if status["halted"]:
-        lines["halted"] = status["halted"]
-    say("\n".join(f"{name:12}{value}" for name, value in lines.items()))
+    rows = [*lines.items(), *_more(status)]
+    say("\n".join(f"{name:12}{value}" for name, value in rows))
     return 0
+
+
+def _more(status: dict[str, Any]) -> list[tuple[str, str]]:
+    """What is told of a node's work and troubles, as far as there is something to tell."""
+    from holdout.node.runtime.alarms import alarms_of
+
+    lines = {"slow": ", ".join(status["slow"]) or "nobody"}
+    failures = status["worker_failures"]
+    if failures:
+        why = f": {status['worker_failed']}" if status["worker_failed"] else ", works again"
+        lines["worker"] = f"{failures} failures{why}"
+    dropped = sum(status["dropped"].values())
+    for name, counts in (
+        ("rejected", status["rejected"]),
+        ("refused", {**status["refused"], **status["refused_messages"]}),
+        ("dropped", {"messages": dropped} if dropped else {}),
+        ("unanswered", status["unanswered"]),
+    ):
+        if counts:
+            lines[name] = ", ".join(f"{reason} ({count})" for reason, count in counts.items())
+    memory = status["memory"]
+    lines["memory"] = f"{memory['node'] >> 20} MB, worker {memory['learner'] >> 20} MB"
+    seconds = {name: value for name, value in status["seconds"].items() if name != "up"}
+    whole = max(status["seconds"]["up"], 1e-9)
+    lines["time"] = ", ".join(
+        f"{name} {100 * value / whole:.0f} %" for name, value in seconds.items() if value
+    )
+    stored = status["stored"]
+    reach = ", ".join(f"{kind} from round {first}" for kind, first in stored["oldest"].items())
+    lines["stored"] = f"{stored['bytes'] >> 20} MB ({stored['free'] >> 20} MB free): {reach}"
+    lines["valid until"] = status["certificate_expires"]
+    return [*lines.items(), *((alarm.level, alarm.text) for alarm in alarms_of(status))]
 
 
 def _verify(options: argparse.Namespace) -> int:

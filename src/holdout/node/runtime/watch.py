@@ -142,9 +142,6 @@ class Watch:
                 self.alarms.append((self._round, action.why))
             case ev.Halt():
                 self.alarms.append((self._round, f"halted: {action.why}"))
-            case ev.ReportEvidence():
-                kind = action.evidence.first.kind.name.lower()
-                self.alarms.append((action.round, f"worker {action.worker} signed two {kind}s"))
             case _:
                 pass
 
