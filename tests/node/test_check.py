@@ -9,7 +9,7 @@ import zipfile
 import pytest
 from tests.node.test_commands import NAMES, init_all, run
 
-from holdout.node.runtime.check import Verdict, check_node
+from holdout.node.runtime.check import CheckResult, check_node
 
 BEACON = ("--beacon", "00" * 32, "--shape", "8", "--classes", "3")
 
@@ -125,14 +125,14 @@ def test_each_thing_that_is_wrong_is_found(bob):
         ("worker", "raised FileNotFoundError: private.csv"),
     ):
         ((outcome, words),) = found[what]
-        assert outcome is Verdict.WRONG, words
+        assert outcome is CheckResult.WRONG, words
         assert said in words
     peers = dict(zip(("alice", "carol", "dave"), found["peers"], strict=True))
-    assert peers["alice"][0] is Verdict.WRONG
+    assert peers["alice"][0] is CheckResult.WRONG
     assert "no such host" in peers["alice"][1]
     assert "carol" in peers["carol"][1]
-    assert peers["dave"][0] is Verdict.NOTE
-    assert found["model"][0][0] is Verdict.OK
+    assert peers["dave"][0] is CheckResult.NOTE
+    assert found["model"][0][0] is CheckResult.OK
     (bob / "keys" / "vrf.seed").chmod(0o644)
     assert "mode 0644" in outcomes(bob)["keys"][0][1]
 
@@ -142,7 +142,7 @@ def test_a_certificate_for_another_key_is_found(bob, made):
     (bob / "keys" / "tls.key").write_bytes(key)
     set_worker(bob, "return None")
     found = outcomes(bob)
-    assert found["certificate"][0] == (Verdict.WRONG, "keys/tls.crt is not for keys/tls.key")
+    assert found["certificate"][0] == (CheckResult.WRONG, "keys/tls.crt is not for keys/tls.key")
     assert "must return a Worker" in found["worker"][0][1]
 
 
@@ -152,10 +152,10 @@ def test_a_running_network_answers_and_is_not_disturbed(make_network):
     network.start()
     network.wait_for_round(2)
     found = outcomes(network.of(0))
-    assert [outcome for outcome, _ in found["peers"]] == [Verdict.OK] * 3, found["peers"]
+    assert [outcome for outcome, _ in found["peers"]] == [CheckResult.OK] * 3, found["peers"]
     assert found["port"][0][1].endswith("the node runs")
-    assert found["worker"][0][0] is Verdict.OK
-    assert found["data"][0][0] is Verdict.OK
+    assert found["worker"][0][0] is CheckResult.OK
+    assert found["data"][0][0] is CheckResult.OK
     reached = max(network.decided())
     network.wait_for_round(reached + 2)
     assert all(not network.status(index)["refused"] for index in range(4))

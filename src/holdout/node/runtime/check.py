@@ -41,7 +41,7 @@ CLOCK_NOT_SYNCHRONIZED = 5
 """What Linux answers if nothing keeps its clock (TIME_ERROR)."""
 
 
-class Verdict(StrEnum):
+class CheckResult(StrEnum):
     """How one look ended."""
 
     OK = "ok"
@@ -55,13 +55,13 @@ class Finding:
     """What was looked at, how it ended, and what there is to say."""
 
     what: str
-    outcome: Verdict
+    outcome: CheckResult
     said: str
 
     @property
     def is_wrong(self) -> bool:
         """Whether this keeps the node from taking part."""
-        return self.outcome is Verdict.WRONG
+        return self.outcome is CheckResult.WRONG
 
     def as_dict(self) -> dict[str, str]:
         """The finding as plain values."""
@@ -73,8 +73,8 @@ def check_node(path: Path) -> list[Finding]:
     try:
         settings = read_settings(path)
     except UserError as error:
-        return [Finding("settings", Verdict.WRONG, str(error))]
-    found = [Finding("settings", Verdict.OK, f"{settings.node.name}, node.toml is valid")]
+        return [Finding("settings", CheckResult.WRONG, str(error))]
+    found = [Finding("settings", CheckResult.OK, f"{settings.node.name}, node.toml is valid")]
     found += _look("keys", lambda: _keys(path))
     found += _look("disk", lambda: _disk(path, settings))
     found += _look("clock", lambda: _clock(path))
@@ -82,11 +82,11 @@ def check_node(path: Path) -> list[Finding]:
         found += _look("port", lambda: _port(settings, free=free))
     if not has_joined(path):
         said = "belongs to no network yet; `holdout node join` makes it a member"
-        return [*found, Finding("network", Verdict.WRONG, said)]
+        return [*found, Finding("network", CheckResult.WRONG, said)]
     try:
         folder = read_folder(path)
     except UserError as error:
-        return [*found, Finding("network", Verdict.WRONG, str(error))]
+        return [*found, Finding("network", CheckResult.WRONG, str(error))]
     found += _look("network", lambda: _network(folder))
     found += _look("certificate", lambda: _certificate(folder))
     found += _look("peers", lambda: _peers(folder))
@@ -101,13 +101,13 @@ def _look(what: str, look: Callable[[], Iterator[Finding]]) -> list[Finding]:
         for finding in look():
             found.append(finding)  # noqa: PERF402  # What was found before an error counts.
     except (OSError, ValueError, UserError) as error:
-        found.append(Finding(what, Verdict.WRONG, str(error)))
+        found.append(Finding(what, CheckResult.WRONG, str(error)))
     return found
 
 
 def _keys(path: Path) -> Iterator[Finding]:
     read_identity(path / KEYS)
-    yield Finding("keys", Verdict.OK, "complete, and readable by nobody else")
+    yield Finding("keys", CheckResult.OK, "complete, and readable by nobody else")
 
 
 def _disk(path: Path, settings: NodeSettings) -> Iterator[Finding]:
@@ -115,7 +115,7 @@ def _disk(path: Path, settings: NodeSettings) -> Iterator[Finding]:
     least = settings.storage.free_megabytes_min
     if free < least:
         yield Finding(
-            "disk", Verdict.WRONG, f"{free} MB free; the node stops below {least} MB (storage)"
+            "disk", CheckResult.WRONG, f"{free} MB free; the node stops below {least} MB (storage)"
         )
         return
     with tempfile.NamedTemporaryFile(dir=path, prefix=".check-") as probe:
@@ -128,7 +128,7 @@ def _disk(path: Path, settings: NodeSettings) -> Iterator[Finding]:
     said = f"{free} MB free; a write is durable after {1e3 * seconds:.0f} ms"
     if slow:
         said += ": each vote waits for one"
-    yield Finding("disk", Verdict.NOTE if slow else Verdict.OK, said)
+    yield Finding("disk", CheckResult.NOTE if slow else CheckResult.OK, said)
 
 
 def _clock(path: Path) -> Iterator[Finding]:
@@ -137,11 +137,11 @@ def _clock(path: Path) -> Iterator[Finding]:
     shown = datetime.fromtimestamp(now, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
     if now < newest - 1:
         made = datetime.fromtimestamp(newest, UTC).strftime("%Y-%m-%d %H:%M UTC")
-        yield Finding("clock", Verdict.WRONG, f"{shown}, but files here were made at {made}")
+        yield Finding("clock", CheckResult.WRONG, f"{shown}, but files here were made at {made}")
     elif _synchronized() is False:
-        yield Finding("clock", Verdict.NOTE, f"{shown}; nothing keeps it right (no NTP)")
+        yield Finding("clock", CheckResult.NOTE, f"{shown}; nothing keeps it right (no NTP)")
     else:
-        yield Finding("clock", Verdict.OK, shown)
+        yield Finding("clock", CheckResult.OK, shown)
 
 
 def _synchronized() -> bool | None:
@@ -164,7 +164,7 @@ def _port(settings: NodeSettings, *, free: bool) -> Iterator[Finding]:
         wanted["metrics"] = settings.node.metrics
     for key, address in wanted.items():
         if not free:
-            yield Finding("port", Verdict.NOTE, f"{address} ({key}) not tried: the node runs")
+            yield Finding("port", CheckResult.NOTE, f"{address} ({key}) not tried: the node runs")
             continue
         host, port = _split(address)
         try:
@@ -175,25 +175,27 @@ def _port(settings: NodeSettings, *, free: bool) -> Iterator[Finding]:
                 listener.listen()
         except OSError as error:
             why = error.strerror or str(error)
-            yield Finding("port", Verdict.WRONG, f"cannot listen on {address} ({key}): {why}")
+            yield Finding("port", CheckResult.WRONG, f"cannot listen on {address} ({key}): {why}")
         else:
-            yield Finding("port", Verdict.OK, f"{address} ({key}) is free")
+            yield Finding("port", CheckResult.OK, f"{address} ({key}) is free")
 
 
 def _network(folder: Folder) -> Iterator[Finding]:
     network, params = folder.network, folder.genesis.params
     yield Finding(
         "network",
-        Verdict.OK,
+        CheckResult.OK,
         f"{network.name}, {params.workers} members, of which {params.byzantine} may lie;"
         f" {network.identity}",
     )
     yield Finding(
-        "model", Verdict.OK, f"{network.file.model.name}, {params.dimension:,} weights, as agreed"
+        "model",
+        CheckResult.OK,
+        f"{network.file.model.name}, {params.dimension:,} weights, as agreed",
     )
     if not (folder.path / "store").exists():
         said = "is gone; the node starts as one that has lost its memory"
-        yield Finding("store", Verdict.NOTE, said)
+        yield Finding("store", CheckResult.NOTE, said)
 
 
 def _certificate(folder: Folder) -> Iterator[Finding]:
@@ -201,13 +203,13 @@ def _certificate(folder: Folder) -> Iterator[Finding]:
     certificate = x509.load_pem_x509_certificate((keys / CERTIFICATE).read_bytes())
     key = load_pem_private_key((keys / TLS).read_bytes(), None)
     if certificate.public_key() != key.public_key():
-        yield Finding("certificate", Verdict.WRONG, f"keys/{CERTIFICATE} is not for keys/{TLS}")
+        yield Finding("certificate", CheckResult.WRONG, f"keys/{CERTIFICATE} is not for keys/{TLS}")
         return
     left = folder.expires - datetime.now(UTC)
     said = f"valid until {folder.expires:%Y-%m-%d}"
     if left <= WARN_BEFORE:
         said += f", {left.days} days: have it signed again (`holdout network certify`)"
-    yield Finding("certificate", Verdict.NOTE if left <= WARN_BEFORE else Verdict.OK, said)
+    yield Finding("certificate", CheckResult.NOTE if left <= WARN_BEFORE else CheckResult.OK, said)
 
 
 def _peers(folder: Folder) -> Iterator[Finding]:
@@ -230,12 +232,12 @@ def _greeting(folder: Folder) -> ssl.SSLContext:
     return context
 
 
-def _reach(address: str, name: str, greeting: ssl.SSLContext) -> tuple[Verdict, str]:
+def _reach(address: str, name: str, greeting: ssl.SSLContext) -> tuple[CheckResult, str]:
     host, port = _split(address)
     try:
         socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     except OSError:
-        return Verdict.WRONG, "cannot be found: no such host"
+        return CheckResult.WRONG, "cannot be found: no such host"
     try:
         with (
             socket.create_connection((host, port), CONNECT_SECONDS) as plain,
@@ -243,13 +245,13 @@ def _reach(address: str, name: str, greeting: ssl.SSLContext) -> tuple[Verdict, 
         ):
             shown: Any = secure.getpeercert() or {}
     except ssl.SSLError as error:
-        return Verdict.WRONG, f"answers, but not as a member of this network ({error.reason})"
+        return CheckResult.WRONG, f"answers, but not as a member of this network ({error.reason})"
     except OSError as error:
-        return Verdict.NOTE, f"does not answer now ({error.strerror or 'no answer in time'})"
+        return CheckResult.NOTE, f"does not answer now ({error.strerror or 'no answer in time'})"
     held = {value for kind, value in shown.get("subjectAltName", ()) if kind == "DNS"}
     if name not in held:
-        return Verdict.WRONG, f"answers as {', '.join(sorted(held)) or 'somebody else'}"
-    return Verdict.OK, "answers"
+        return CheckResult.WRONG, f"answers as {', '.join(sorted(held)) or 'somebody else'}"
+    return CheckResult.OK, "answers"
 
 
 async def _worker(folder: Folder) -> list[Finding]:
@@ -266,7 +268,7 @@ async def _worker(folder: Folder) -> list[Finding]:
         proposed = time.perf_counter() - began
         fault = aggregate.payload_fault(data, params)
         if fault is not None:
-            return [Finding(what, Verdict.WRONG, f"its gradient is not valid: {fault}")]
+            return [Finding(what, CheckResult.WRONG, f"its gradient is not valid: {fault}")]
         opposite = aggregate.canonical(-np.frombuffer(data, "<f4"))
         began = time.perf_counter()
         approved = await learner.judge(
@@ -280,23 +282,25 @@ async def _worker(folder: Folder) -> list[Finding]:
         voted = time.perf_counter() - began
         accuracy = await learner.accuracy(folder.model)
     except LearnerFailed as error:
-        return [Finding(what, Verdict.WRONG, str(error))]
+        return [Finding(what, CheckResult.WRONG, str(error))]
     finally:
         await learner.close()
     said = f"{settings.make_worker} starts and proposes in {proposed:.1f} s, votes in {voted:.1f} s"
     if accuracy is not None:
         said += f"; the first model's accuracy is {100 * accuracy:.1f} %"
-    found = [Finding(what, Verdict.OK, said)]
+    found = [Finding(what, CheckResult.OK, said)]
     return [*found, _data(data, approved)]
 
 
 def _data(gradient: bytes, approved: tuple[int, ...]) -> Finding:
     """Whether the data teaches anything: a gradient of nothing but zeros means it does not."""
     if not np.frombuffer(gradient, "<f4").any():
-        return Finding("data", Verdict.NOTE, "the gradient is zero: nothing is learned from it")
+        return Finding("data", CheckResult.NOTE, "the gradient is zero: nothing is learned from it")
     if 0 not in approved:
         said = (
             "the worker does not approve its own gradient: its data may differ from batch to batch"
         )
-        return Finding("data", Verdict.NOTE, said)
-    return Finding("data", Verdict.OK, "the worker learns from it, and approves what it learned")
+        return Finding("data", CheckResult.NOTE, said)
+    return Finding(
+        "data", CheckResult.OK, "the worker learns from it, and approves what it learned"
+    )
