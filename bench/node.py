@@ -103,6 +103,11 @@ def _reached(nodes: Sequence[LocalNode], number: int, seconds_max: float) -> lis
     return [found[node.name] for node in nodes]
 
 
+def _messages(traffic: dict[str, int]) -> int:
+    """The bytes of messages, without blobs."""
+    return sum(traffic.values()) - traffic.get("blob", 0)
+
+
 def _compare(
     first: Sequence[dict[str, Any]], last: Sequence[dict[str, Any]], payload: int
 ) -> Measured:
@@ -116,8 +121,8 @@ def _compare(
             for before, after in pairs
         )
 
-    sent = sum(status["bytes"]["sent"].get("message", 0) for status in last)
-    received = sum(status["bytes"]["received"].get("message", 0) for status in last)
+    sent = sum(_messages(status["bytes"]["sent"]) for status in last)
+    received = sum(_messages(status["bytes"]["received"]) for status in last)
     return Measured(
         nodes=n,
         seconds=mean(lambda s: float(s["at"])),

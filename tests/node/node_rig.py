@@ -232,10 +232,7 @@ class Network:
     # -- looking --------------------------------------------------------------------------------
 
     def status(self, index):
-        try:
-            return ask_status(self.of(index), 2)
-        except UserError:
-            return {"decided": 0, "round": 0, "peers": [], "heard": []}
+        return status_of(self.of(index))
 
     def decided(self, *indices):
         return [self.status(index)["decided"] for index in indices or range(self.count)]
@@ -291,6 +288,35 @@ class Network:
     def heal(self):
         for proxy in self.proxies.values():
             proxy.heal()
+
+
+def status_of(folder):
+    """What the node in this folder says of itself; if none runs, that nothing is decided."""
+    try:
+        return ask_status(folder, 2)
+    except UserError:
+        return {"decided": 0, "round": 0, "peers": [], "heard": []}
+
+
+def start_alone(command, log):
+    """Start a command that ends with this process; its output goes into a file."""
+    with Path(log).open("ab") as file:
+        return subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=file,
+            stderr=file,
+            env={**os.environ, "HOLDOUT_END_WITH_PARENT": str(os.getpid())},
+            start_new_session=True,
+        )
+
+
+def wait_until(condition, seconds=90):
+    """Wait for something that happens in other processes."""
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "not in time"
+        time.sleep(0.2)
 
 
 def agree(chains):

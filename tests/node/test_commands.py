@@ -70,8 +70,8 @@ def test_a_network_is_created_by_commit_and_reveal(tmp_path, capsys):
 def test_parameters_come_from_options_a_file_or_the_tables(tmp_path, capsys):
     init_all(tmp_path)
     members = [tmp_path / name for name in NAMES]
-    create = ("network", "create", "--beacon", "00" * 32, "--members", *members)
-    assert run(*create, "--shape", "4,4,1", "--", tmp_path / "usual") == 0
+    create = ("network", "create", "--beacon", "00" * 32, "--shape", "4,4,1", "--members", *members)
+    assert run(*create, "--", tmp_path / "usual") == 0
     assert capsys.readouterr().err == ""
     usual = Network.read(tmp_path / "usual" / "genesis.toml").file.parameters
     assert usual == usual_parameters(4, 1, 0.1)
@@ -123,6 +123,7 @@ def test_mistakes_are_told_with_exit_code_2(arguments, said, capsys, tmp_path, m
     [
         (("--shape", "4,0"), "whole numbers, each at least 1"),
         (("--shape", "x"), "whole numbers, each at least 1"),
+        (("--beacon", "drew"), 'hexadecimal digits, or "draw"'),
         (("--classes", "0"), "at least one class"),
         (("--name", "Our Network"), "network's name"),
         (("--model", "nonsense"), "package.module:name"),
@@ -144,7 +145,8 @@ def test_a_network_that_cannot_be_is_refused_and_leaves_nothing(
     Path("quorum.toml").write_text("[parameters]\nquorum = 1\n")
     members = [tmp_path / name for name in NAMES]
     create = ("network", "create", tmp_path / "net", "--members", *members)
-    assert run(*create, *options) == 2
+    shape = () if "--shape" in options else ("--shape", "4")
+    assert run(*create, *shape, *options) == 2
     assert said in capsys.readouterr().err
     assert not (tmp_path / "net").exists()
     # Once it is mended, it works.
@@ -200,7 +202,7 @@ def test_a_running_node_tells_how_it_is(make_network, capsys, tmp_path):
     with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=5) as answer:
         metrics = answer.read().decode()
     assert 'holdout_rounds_total{node="node-0"} 4' in metrics
-    assert 'holdout_seconds_total{node="node-0",kind="disk"}' in metrics
+    assert 'holdout_seconds_total{kind="disk",node="node-0"}' in metrics
     assert run("node", "status", network.of(0), "--json") == 0
     status = json.loads(capsys.readouterr().out)
     assert status["decided"] == 4

@@ -30,10 +30,13 @@ from holdout.node.membership.genesis import GENESIS, SETUP, DataDescription, Net
 from holdout.node.membership.model_files import first_model
 from holdout.node.membership.settings import DEMO_WORKER, SETTINGS
 from holdout.node.runtime.folder import join
+from holdout.node.runtime.metrics import NodeCollector, metrics_text
 from holdout.node.runtime.node import END_WITH_PARENT
+from holdout.node.runtime.page import page_state, page_thread
 from holdout.node.runtime.status import ask_status
 from holdout.node.storage.audit import Audit, audit
-from holdout.node.storage.store import FOLDER, KEEP_EVERYTHING, Store, locked
+from holdout.node.storage.retention import KEEP_EVERYTHING
+from holdout.node.storage.store import FOLDER, Store, locked
 
 POLL_SECONDS = 0.5
 STOP_SECONDS = 10.0
@@ -59,6 +62,8 @@ class LocalnetPlan:
     delay_ms: int = 300
     keep_everything: bool = False
     """Keep gradients, bodies and models of all rounds, for a full audit."""
+    page: str | None = None
+    """The address of a page that shows the whole network, HOST:PORT."""
 
 
 @dataclass(slots=True)
@@ -235,12 +240,45 @@ def run(plan: LocalnetPlan) -> str:
     """Run the network to its last round and return the closing line; raises LocalnetFailed."""
     nodes = prepare(plan)
     began = time.monotonic()
-    with _ended_cleanly(nodes):
+    with _ended_cleanly(nodes), _page(nodes, plan.page):
         for node in nodes:
             start(node, plan)
         _watch(nodes, plan)
     seconds = time.monotonic() - began
     return _conclude(nodes, plan, seconds)
+
+
+@contextlib.contextmanager
+def _page(nodes: Sequence[LocalNode], address: str | None) -> Iterator[None]:
+    """Serve a page of all nodes, if there is an address for it."""
+    if address is None:
+        yield
+        return
+    with page_thread(address, LocalPage(nodes)):
+        Console(stderr=True).print(f"page: http://{address}/", highlight=False, soft_wrap=True)
+        yield
+
+
+class LocalPage:
+    """What the page of the whole network shows: what honest nodes see, and what all say."""
+
+    def __init__(self, nodes: Sequence[LocalNode]) -> None:
+        self._nodes = sorted(nodes, key=lambda node: (node.liar, node.index))
+        self._rounds: dict[int, dict[str, Any]] = {}
+
+    def _reports(self) -> list[dict[str, Any]]:
+        return [node.status for node in self._nodes if node.status]
+
+    def page(self) -> dict[str, Any]:
+        """What the page shows; rounds are remembered from one look to the next."""
+        reports = self._reports()
+        for report in reports[:1]:
+            self._rounds |= {seen["round"]: seen for seen in report["last_rounds"]}
+        return page_state(reports, [self._rounds[n] for n in sorted(self._rounds)], "localnet")
+
+    def metrics(self) -> bytes:
+        """The numbers of all nodes; each node's own address has its histograms too."""
+        return metrics_text(NodeCollector(self._reports))
 
 
 def _watch(nodes: Sequence[LocalNode], plan: LocalnetPlan) -> None:

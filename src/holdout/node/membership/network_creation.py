@@ -11,6 +11,7 @@ them, everybody takes part: rounds then end as soon as all have been heard. Size
 are allowed, with a warning when the network is created and whenever a node starts.
 """
 
+import secrets
 from collections.abc import Mapping, Sequence
 from fractions import Fraction
 from pathlib import Path
@@ -47,6 +48,10 @@ from holdout.results import write_atomic
 from holdout.shares import byzantine_count, read_share
 
 BEACON_BYTES = 32
+DRAW = "draw"
+"""The beacon that whoever creates the network draws, and is trusted not to choose."""
+MEMBERS_MIN = 4
+"""The smallest network in which one member may lie or be away."""
 AUTHORITY_FOLDER, CERTIFICATES = "authority", "certificates"
 ROUNDS = 1000
 """How many rounds a network is planned for, unless told otherwise."""
@@ -65,12 +70,13 @@ def create(
     rounds: int,
     model: str,
     weights: Path | None,
-    shape: str,
+    shape: str | None,
     classes: int,
     description: str,
     seed: int,
     beacon: str | None,
     reveals: Sequence[Path],
+    few: bool = False,
 ) -> tuple[str, list[str]]:
     """Create a network, or finish one; what to tell the user, and what to warn of.
 
@@ -83,17 +89,24 @@ def create(
         rounds: How many rounds the sizes are planned for.
         model: A built-in model, or a custom one as "package.module:factory".
         weights: A file with the first weights; None: they are drawn from the seed.
-        shape: The shape of one sample, such as "1,28,28".
+        shape: The shape of one sample, such as "1,28,28"; a new network must have one.
         classes: How many classes the data has.
         description: What data members hold.
         seed: Draws the first weights.
-        beacon: Public random bytes in hexadecimal; None: it is made of shares.
+        beacon: Public random bytes in hexadecimal, or "draw"; None: it is made of shares.
         reveals: Files with all members' shares of the beacon.
+        few: Allow fewer than four members, of which none may lie or be away.
     """
     public = None if beacon is None else _beacon(beacon)
     notes: list[str] = []
     if members:
         gathered = gather(members)
+        _check_count(len(gathered), few=few)
+        if shape is None:
+            raise UserError(
+                "a new network needs --shape, the shape of one sample: 1,28,28 for the digits, or 4"
+                " for rows of four numbers"
+            )
         given = {} if parameters_file is None else read_parameters(parameters_file)
         planned = plan_parameters(len(gathered), {**given, **parameters}, rounds)
         sides = _shape(shape)
@@ -123,18 +136,30 @@ def create(
     network = finish_network(folder, reveals=reveals, beacon=public)
     return (
         f"network {network.name}, {len(network.members)} members, of which"
-        f" {network.params.byzantine} may lie: {network.identity}. Members join with"
-        f" `holdout node join DIR {folder}`"
+        f" {network.params.byzantine} may lie: {network.identity}. `holdout network bundle"
+        f" {folder}` writes each member's bundle, with which it joins"
     ), notes
 
 
+def _check_count(members: int, *, few: bool) -> None:
+    if members < MEMBERS_MIN and not few:
+        raise UserError(
+            f"with fewer than {MEMBERS_MIN} members nobody may lie or be away, or rounds stop; got"
+            f" {members} (--fewer-than-four allows it)"
+        )
+
+
 def _beacon(text: str) -> bytes:
+    if text == DRAW:
+        return secrets.token_bytes(BEACON_BYTES)
     try:
         beacon = bytes.fromhex(text)
     except ValueError:
         beacon = b""
     if len(beacon) != BEACON_BYTES:
-        raise UserError(f"a beacon is {2 * BEACON_BYTES} hexadecimal digits; got {text!r}")
+        raise UserError(
+            f'a beacon is {2 * BEACON_BYTES} hexadecimal digits, or "{DRAW}"; got {text!r}'
+        )
     return beacon
 
 

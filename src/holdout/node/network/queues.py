@@ -70,6 +70,27 @@ def is_agreement(data: bytes) -> bool:
 
 
 _KINDS = frozenset(int(kind) for kind in Kind)
+_GOSSIP = {0x80: "have", 0x81: "pull", 0x82: "heartbeat", 0x83: "goodbye"}
+BLOB, OTHER = "blob", "other"
+KIND_NAMES = (
+    *(kind.name.lower().replace("_", "-") for kind in Kind),
+    *_GOSSIP.values(),
+    BLOB,
+    OTHER,
+)
+"""What traffic is counted by: the kinds of messages, blobs, and what is none of these."""
+
+
+def kind_name(data: bytes) -> str:
+    """What a message claims to be, as traffic is counted.
+
+    Example:
+        >>> kind_name(bytes([4])), kind_name(b""), kind_name(bytes([0x82]))
+        ('vote', 'other', 'heartbeat')
+    """
+    if is_agreement(data):
+        return KIND_NAMES[data[0] - 1]
+    return _GOSSIP.get(data[0], OTHER) if data else OTHER
 
 
 @dataclass(frozen=True, slots=True)

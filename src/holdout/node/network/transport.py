@@ -26,7 +26,15 @@ import zenoh
 
 from holdout.agreement.events import Urgency
 from holdout.errors import UserError
-from holdout.node.network.queues import Allowance, Dropped, Inbox, Meter, PeerWork
+from holdout.node.network.queues import (
+    BLOB,
+    Allowance,
+    Dropped,
+    Inbox,
+    Meter,
+    PeerWork,
+    kind_name,
+)
 from holdout.node.network.refusals import FILTER
 from holdout.node.network.zenoh_config import Endpoint, Peer, zenoh_config
 
@@ -73,8 +81,8 @@ class ZenohTransport:
 
     Attributes:
         dropped: What was dropped unread, by (sender, reason).
-        sent: Bytes handed to Zenoh: messages, times receivers, and blobs.
-        received: Bytes that came in.
+        sent: Bytes handed to Zenoh, by `kind_name`: messages, times receivers, and blobs.
+        received: Bytes that came in, by `kind_name`; what was dropped unread is "other".
     """
 
     def __init__(
@@ -145,12 +153,12 @@ class ZenohTransport:
     def broadcast(self, data: bytes, urgency: Urgency) -> None:
         """Send to all other members; may be lost."""
         self.publish(self._me, "all", data, urgency)
-        self.sent["message"] += len(data) * len(self._names)
+        self.sent[kind_name(data)] += len(data) * len(self._names)
 
     def send(self, peer: int, data: bytes, urgency: Urgency) -> None:
         """Send to one member; may be lost."""
         self.publish(self._me, f"to/{peer}", data, urgency)
-        self.sent["message"] += len(data)
+        self.sent[kind_name(data)] += len(data)
 
     def publish(self, sender: int, where: str, data: bytes, urgency: Urgency) -> None:
         """Send under a member's prefix; the others refuse it unless the member is this one."""
@@ -185,7 +193,7 @@ class ZenohTransport:
             ok = reply.ok
             if ok is not None:
                 data = ok.payload.to_bytes()
-                self.received["blob"] += len(data)
+                self.received[BLOB] += len(data)
                 _settle(answer, data)
 
         try:
@@ -212,10 +220,11 @@ class ZenohTransport:
         sender = int(str(sample.key_expr).split("/", 3)[2])
         payload = sample.payload
         size = len(payload)
-        self.received["message"] += size
         fault = self._meter.fault(sender, size)
+        data = b"" if fault is not None else payload.to_bytes()
+        self.received[kind_name(data)] += size
         if fault is None:
-            fault = self._inbox.put(sender, payload.to_bytes())
+            fault = self._inbox.put(sender, data)
         if fault is None:
             self._wake()
         else:
@@ -246,7 +255,7 @@ class ZenohTransport:
             answer = self._serve(asker, question)
             if answer is not None:
                 query.reply(query.key_expr, answer)
-                self.sent["blob"] += len(answer)
+                self.sent[BLOB] += len(answer)
         except zenoh.ZError:
             pass  # The asker is gone.
         finally:

@@ -9,5 +9,11 @@ learner_client   the node's side of the process that runs the member's worker
 learner_process  that process
 archive          the store on a thread of its own
 measure          where time goes, and what is counted
-status           what the node says about itself: status socket, metrics
+watch            what is measured of each round: histograms, the last rounds
+status           what the node says about itself, on a socket in its folder
+member_report    what it says about each member
+alarms           what an operator should look at now
+metrics          its numbers for monitoring systems
+page             the page that shows it, and the address that serves page and metrics
+check            tries what a node needs, before it runs
 """

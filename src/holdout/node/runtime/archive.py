@@ -23,6 +23,7 @@ class Archive:
 
     Attributes:
         last: The newest decided round, with its certificate; None: there is none yet.
+        usage: What the store takes, after the newest decided round.
     """
 
     def __init__(self, store: Store, blobs: Blobs, spent: Spent) -> None:
@@ -33,6 +34,7 @@ class Archive:
         height = store.height()
         found = store.finished(height, height)
         self.last: Finished | None = found[0] if found else None
+        self.usage = store.usage()
 
     @property
     def steps(self) -> int:
@@ -69,6 +71,7 @@ class Archive:
         """Keep the blobs of a decided round for others and for audits."""
         kept = self._retained(commit)
         await self._do(lambda: self._store.finish_round(commit.round, kept))
+        self.usage = await self._do(self._store.usage)
 
     def _retained(self, commit: Commit) -> list[tuple[BlobKind, Digest, bytes, int]]:
         """The body and the selected gradients of a decided round, as far as they are here."""

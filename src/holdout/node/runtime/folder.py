@@ -14,6 +14,7 @@ from pathlib import Path
 
 from holdout.agreement.params import Genesis
 from holdout.errors import UserError
+from holdout.node.membership.bundles import network_files
 from holdout.node.membership.genesis import GENESIS, Network
 from holdout.node.membership.identity import (
     AUTHORITY,
@@ -52,10 +53,25 @@ class Folder:
         return self.network.genesis
 
 
-def join(folder: Path, network_folder: Path) -> Network:
-    """Make the node a member: copy genesis file, certificate and first model, create its store."""
+def join(folder: Path, source: Path) -> Network:
+    """Make the node a member: copy genesis file, certificate and first model, create its store.
+
+    Args:
+        folder: The node's folder.
+        source: The network's folder, or the member's bundle.
+    """
     name = read_settings(folder).node.name
     identity = read_identity(folder / KEYS)
+    with network_files(source, name) as network_folder:
+        return _join(folder, network_folder, name, identity)
+
+
+def has_joined(folder: Path) -> bool:
+    """Whether the node is a member of a network already."""
+    return (folder / GENESIS).exists()
+
+
+def _join(folder: Path, network_folder: Path, name: str, identity: Identity) -> Network:
     network = Network.read(network_folder / GENESIS)
     check_keys(network, name, identity)
     model = load_model(network_folder / MODEL, network.file.model)
@@ -63,7 +79,7 @@ def join(folder: Path, network_folder: Path) -> Network:
         network_folder / CERTIFICATES / f"{name}.crt", network, name
     )
     with locked(folder):
-        if (folder / GENESIS).exists():
+        if has_joined(folder):
             known = Network.read(folder / GENESIS).identity
             again = "this network" if known == network.identity else "another network"
             # A second store would pass for a first start, and the node would forget its votes.
@@ -84,7 +100,7 @@ def read_folder(path: Path) -> Folder:
     """Read everything but the store; a UserError says what is missing or does not fit."""
     settings = read_settings(path)
     identity = read_identity(path / KEYS)
-    if not (path / GENESIS).exists():
+    if not has_joined(path):
         raise UserError(f"{path} belongs to no network yet; `holdout node join` makes it a member")
     network = Network.read(path / GENESIS)
     name = settings.node.name

@@ -34,9 +34,11 @@ from holdout.node.runtime.jobs import Misbehaviour
 from holdout.node.runtime.learner_client import LearnerClient
 from holdout.node.runtime.measure import Spent, TimedVerifier
 from holdout.node.runtime.pacing import Pacing
+from holdout.node.runtime.page import serve_page
 from holdout.node.runtime.service import Service
-from holdout.node.runtime.status import SOCKET, Reporter, serve_metrics, serve_status
-from holdout.node.storage.store import FOLDER, Retention, locked
+from holdout.node.runtime.status import SOCKET, Reporter, serve_status
+from holdout.node.storage.retention import Retention
+from holdout.node.storage.store import FOLDER, locked
 from holdout.node.storage.store_recovery import Opened, checked_blob, open_store
 from holdout.results import write_atomic
 from holdout.seeds import stream
@@ -173,9 +175,7 @@ class _Node:
         servers = [await serve_status(self.folder.path, self.reporter.report)]
         try:
             if self.folder.settings.node.metrics is not None:
-                servers.append(
-                    await serve_metrics(self.folder.settings.node.metrics, self.reporter.metrics)
-                )
+                servers.append(await serve_page(self.folder.settings.node.metrics, self.reporter))
             self.log.info(
                 "started",
                 network=self.folder.network.identity[:16],

@@ -31,6 +31,7 @@ from holdout.node.runtime.jobs import Jobs
 from holdout.node.runtime.learner_client import LearnerClient
 from holdout.node.runtime.measure import Counters, Idle, Spent, stopwatch
 from holdout.node.runtime.pacing import Pacing, Timers, now
+from holdout.node.runtime.watch import Watch
 
 MEETING_SECONDS = 3.0
 STEPS_IN_A_ROW = 32
@@ -46,6 +47,7 @@ class Service:
         evidence: How often each worker was caught lying.
         halted: Why the node signs nothing any more; None: it does.
         stopping: Whether it has been told to end.
+        watch: What is measured of each round, for status and metrics.
     """
 
     def __init__(
@@ -78,6 +80,7 @@ class Service:
         self.spent = spent
         self._until = until
         self.counters = Counters()
+        self.watch = Watch(blobs)
         self.accuracy: float | None = None
         self.evidence: Counter[int] = Counter()
         self.halted: str | None = None
@@ -215,6 +218,7 @@ class Service:
         with stopwatch(self.spent, "protocol"):
             actions: Sequence[ev.Action] = self.player.handle(event, at)
         self.spent.protocol -= self.spent.crypto - crypto
+        self.watch.saw(event, actions, at)
         if self.jobs.misbehaviour is not None:
             actions = self.jobs.misbehaviour.act(actions)
         self._rejected = False
@@ -325,7 +329,7 @@ class Service:
         self._begin(self._archive.finish(action))
         model = self._blobs.get(ev.BlobKind.MODEL, action.model)
         if model is not None:
-            self._begin(self._measure(model))
+            self._begin(self._measure(model, action.round))
 
     async def _send_blocks(self, action: ev.SendBlocks) -> None:
         for item in await self._archive.finished(action.first, action.last):
@@ -379,9 +383,10 @@ class Service:
             self._computing -= 1
         self._tell(event)
 
-    async def _measure(self, model: bytes) -> None:
+    async def _measure(self, model: bytes, round_number: int) -> None:
         with suppress(LearnerFailed):
             self.accuracy = await self._learner.accuracy(model)
+            self.watch.measured(round_number, self.accuracy)
 
     # -- tasks beside the loop --------------------------------------------------------------------
 

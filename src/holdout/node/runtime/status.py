@@ -1,4 +1,4 @@
-"""What a running node says about itself: JSON on a local socket, and metrics over HTTP."""
+"""What a running node says about itself: JSON on a local socket."""
 
 import asyncio
 import contextlib
@@ -8,7 +8,7 @@ import resource
 import socket
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -20,12 +20,17 @@ from holdout.node.network.blobs import Blobs, Fetcher
 from holdout.node.network.queues import Inbox
 from holdout.node.network.refusals import Refusals
 from holdout.node.network.transport import ZenohTransport
+from holdout.node.runtime import member_report
 from holdout.node.runtime.archive import Archive
 from holdout.node.runtime.learner_client import LearnerClient
+from holdout.node.runtime.metrics import NamedHistograms, NodeCollector, metrics_text
+from holdout.node.runtime.page import page_state
 from holdout.node.runtime.service import Service
 
 SOCKET = "status.sock"
 ANSWER_BYTES_MAX = 1 << 24
+ROUNDS_TOLD = 30
+"""How many of the last rounds a report holds."""
 PATH_BYTES_MAX = 100
 """A socket's path of this length works on every system."""
 
@@ -82,6 +87,10 @@ class Reporter:
             "heard": [self._name(w) for w in service.gossip.heard_lately()],
             "left": [self._name(w) for w in sorted(service.gossip.left)],
             "certificate_expires": self.expires.isoformat(),
+            "slow": [self._name(w) for w in member_report.slow(service)],
+            "members": member_report.members(
+                self.network, service, transport=self.transport, fetcher=self.fetcher
+            ),
             "evidence": self._by_name(service.evidence),
             "rejected": dict(sorted(service.counters.rejected.items())),
             "rejected_gossip": self._by_name(service.gossip.rejected),
@@ -93,8 +102,15 @@ class Reporter:
             "held_back": self.inbox.held,
             "steps": service.counters.steps,
             "rounds": service.counters.rounds,
+            "quorum": self.network.params.quorum,
+            "stored": self.archive.usage.as_dict(),
             "periods": service.counters.periods,
             "worker_failures": self.learner.failures,
+            "worker_failed": getattr(self.learner, "last_failure", None),
+            "alarms": [
+                {"round": number, "why": why} for number, why in list(service.watch.alarms)[-10:]
+            ],
+            "last_rounds": [asdict(seen) for seen in list(service.watch.rounds)[-ROUNDS_TOLD:]],
             "memory": {
                 "node": memory_bytes(os.getpid()),
                 "learner": 0 if pid is None else memory_bytes(pid),
@@ -104,6 +120,16 @@ class Reporter:
             "seconds": {"up": time.monotonic() - self.began, **service.spent.as_dict()},
             "held": {"messages": player.held(), "blobs": self.blobs.size, "inbox": len(self.inbox)},
         }
+
+    def page(self) -> dict[str, Any]:
+        """What the node's page shows."""
+        rounds = [asdict(seen) for seen in self.service.watch.rounds]
+        return page_state([self.report()], rounds, self.network.name)
+
+    def metrics(self) -> bytes:
+        """The report's numbers, and histograms, in Prometheus's text format."""
+        histograms = NamedHistograms(self._name(self.service.worker), self.service.watch.registry)
+        return metrics_text(NodeCollector(lambda: [self.report()]), histograms)
 
     def _name(self, worker: int) -> str:
         return self.network.members[worker].name
@@ -117,39 +143,6 @@ class Reporter:
             found[f"{self._name(worker)}: {reason}"] = count
         return found
 
-    def metrics(self) -> str:
-        """The report's numbers in Prometheus's text format."""
-        report = self.report()
-        return prometheus(
-            {
-                "round": report["round"],
-                "period": report["period"],
-                "observer": float(report["observer"]),
-                "accuracy": report["accuracy"] or 0.0,
-                "peers": len(report["peers"]),
-                "peers_heard": len(report["heard"]),
-                "rounds_total": report["rounds"],
-                "steps_total": report["steps"],
-                "extra_periods_total": report["periods"],
-                "rejected_total": report["rejected"],
-                "rejected_gossip_total": report["rejected_gossip"],
-                "wrong_blobs_total": report["wrong_blobs"],
-                "refused_connections_total": report["refused"],
-                "refused_messages_total": report["refused_messages"],
-                "held_back_total": report["held_back"],
-                "certificate_seconds": self.expires.timestamp() - time.time(),
-                "dropped_total": float(sum(report["dropped"].values())),
-                "evidence_total": report["evidence"],
-                "worker_failures_total": report["worker_failures"],
-                "memory_bytes": report["memory"],
-                "cpu_seconds_total": report["cpu"]["node"],
-                "sent_bytes_total": report["bytes"]["sent"],
-                "received_bytes_total": report["bytes"]["received"],
-                "seconds_total": report["seconds"],
-            },
-            report["node"],
-        )
-
 
 def memory_bytes(pid: int) -> int:
     """Memory of a process; what it shares with others is divided among them, where known."""
@@ -162,22 +155,6 @@ def memory_bytes(pid: int) -> int:
     if pid == os.getpid():
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     return 0
-
-
-def prometheus(values: Mapping[str, float | Mapping[str, float]], node: str) -> str:
-    """These values in Prometheus's text format; a mapping becomes one line for each key."""
-    lines: list[str] = []
-    for name, value in values.items():
-        full = f"holdout_{name}"
-        lines.append(f"# TYPE {full} {'counter' if name.endswith('_total') else 'gauge'}")
-        if isinstance(value, Mapping):
-            lines += [
-                f'{full}{{node="{node}",kind="{kind}"}} {amount:g}'
-                for kind, amount in sorted(value.items())
-            ]
-        else:
-            lines.append(f'{full}{{node="{node}"}} {value:g}')
-    return "\n".join(lines) + "\n"
 
 
 # -- over the socket and over HTTP -----------------------------------------------------------------
@@ -232,26 +209,3 @@ def ask_status(folder: Path, seconds_max: float = 5.0) -> dict[str, Any]:
     except (OSError, ValueError):
         raise UserError(f"no node runs in {folder}, or it does not answer") from None
     return answer
-
-
-async def serve_metrics(address: str, text: Callable[[], str]) -> asyncio.Server:
-    """Serve metrics over HTTP on this address, until closed."""
-
-    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        with contextlib.suppress(OSError, TimeoutError, ValueError, asyncio.IncompleteReadError):
-            async with asyncio.timeout(5):
-                await reader.readuntil(b"\r\n\r\n")
-            body = text().encode()
-            head = (
-                "HTTP/1.1 200 OK\r\nContent-Type: text/plain; version=0.0.4\r\n"
-                f"Content-Length: {len(body)}\r\nConnection: close\r\n\r\n"
-            )
-            writer.write(head.encode() + body)
-            await writer.drain()
-        writer.close()
-
-    host, _, port = address.rpartition(":")
-    try:
-        return await asyncio.start_server(answer, host.strip("[]"), int(port), limit=1 << 14)
-    except OSError as error:
-        raise UserError(f"metrics cannot be served on {address}: {error.strerror}") from None

@@ -26,7 +26,8 @@ from holdout.errors import AuditError, InvalidMessage, UserError
 from holdout.ids import Digest
 from holdout.node.membership.genesis import GENESIS, Network
 from holdout.node.membership.model_files import save_model
-from holdout.node.storage.store import DATABASE, FOLDER, KEEP_EVERYTHING, Store, locked_if_free
+from holdout.node.storage.retention import KEEP_EVERYTHING
+from holdout.node.storage.store import DATABASE, FOLDER, Store, locked_if_free
 
 
 @contextmanager

@@ -19,7 +19,6 @@ import sqlite3
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, Self
 
@@ -32,6 +31,7 @@ from holdout.agreement.params import Genesis
 from holdout.agreement.wire import read_bundle, read_evidence
 from holdout.errors import InvalidMessage, StoreError, UserError
 from holdout.ids import Digest
+from holdout.node.storage.retention import KEEP_EVERYTHING, WORDS, Retention, Usage, size_of
 
 FOLDER, DATABASE, BLOBS, LOCK = "store", "node.sqlite", "blobs", ".lock"
 BUSY_SECONDS_MAX = 60.0
@@ -49,28 +49,6 @@ CREATE TABLE blobs(digest BLOB PRIMARY KEY, kind INTEGER NOT NULL, round INTEGER
 CREATE TABLE evidence(worker INTEGER, round INTEGER, kind INTEGER, proof BLOB NOT NULL,
     PRIMARY KEY (worker, round, kind)) STRICT;
 """
-
-
-@dataclass(frozen=True, slots=True)
-class Retention:
-    """For how many rounds things are kept; 0: for ever."""
-
-    bodies: int = 100
-    gradients: int = 2
-    models: int = 3
-
-    def of(self, kind: BlobKind) -> int:
-        """For how many rounds blobs of this kind are kept."""
-        match kind:
-            case BlobKind.BLOCK:
-                return self.bodies
-            case BlobKind.PAYLOAD:
-                return self.gradients
-            case BlobKind.MODEL:
-                return self.models
-
-
-KEEP_EVERYTHING = Retention(0, 0, 0)
 
 
 @contextmanager
@@ -123,6 +101,7 @@ class Store:
         self._free_bytes_min = free_bytes_min
         self._database = _connect(folder / DATABASE) if database is None else database
         self._pinned: dict[Digest, bytes] = {}
+        self._blob_bytes: int | None = None
 
     # -- making and opening -----------------------------------------------------------------------
 
@@ -242,7 +221,7 @@ class Store:
                 gone = self._outdated(round_number)
                 database.executemany("DELETE FROM blobs WHERE digest = ?", [(d,) for _, d in gone])
             for kind, digest in gone:
-                self._path(kind, digest).unlink(missing_ok=True)
+                self._remove_blob(self._path(kind, digest))
 
     def _outdated(self, round_number: int) -> list[tuple[BlobKind, Digest]]:
         gone: list[tuple[BlobKind, Digest]] = []
@@ -283,6 +262,8 @@ class Store:
 
     def _write_blob(self, kind: BlobKind, digest: Digest, data: bytes, *, durable: bool) -> None:
         path = self._path(kind, digest)
+        if self._blob_bytes is not None:
+            self._blob_bytes += len(data) - size_of(path)
         partial = path.with_name(f".{path.name}.partial")
         with partial.open("wb") as file:
             file.write(data)
@@ -291,7 +272,23 @@ class Store:
                 os.fsync(file.fileno())
         partial.replace(path)
 
+    def _remove_blob(self, path: Path) -> None:
+        if self._blob_bytes is not None:
+            self._blob_bytes -= size_of(path)
+        path.unlink(missing_ok=True)
+
     # -- reading ----------------------------------------------------------------------------------
+
+    def usage(self) -> Usage:
+        """How much the store takes, and how far back it reaches."""
+        if self._blob_bytes is None:
+            self._blob_bytes = sum(size_of(path) for path in self._blobs.iterdir())
+        oldest = self._database.execute("SELECT kind, min(round) FROM blobs GROUP BY kind")
+        return Usage(
+            self._blob_bytes + size_of(self._folder / DATABASE),
+            shutil.disk_usage(self._folder).free,
+            {WORDS[BlobKind(kind)]: number for kind, number in oldest},
+        )
 
     def safety(self) -> bytes | None:
         """The player's last state; None: it was lost (amnesia)."""

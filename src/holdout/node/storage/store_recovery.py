@@ -14,7 +14,8 @@ from holdout.agreement.events import BlobKind
 from holdout.agreement.params import Genesis
 from holdout.errors import UserError
 from holdout.ids import Digest
-from holdout.node.storage.store import BLOBS, DATABASE, Retention, Store, failing_clearly, make
+from holdout.node.storage.retention import Retention
+from holdout.node.storage.store import BLOBS, DATABASE, Store, failing_clearly, make
 
 
 @dataclass(frozen=True, slots=True)
