@@ -10,7 +10,6 @@ from tests.agreement.world import World
 
 from holdout.agreement import events as ev
 from holdout.agreement.codec import BOTTOM
-from holdout.agreement.context import PATIENCE
 from holdout.agreement.draws import slot
 from holdout.agreement.messages import (
     BallotMessage,
@@ -22,6 +21,7 @@ from holdout.agreement.messages import (
     VoteStep,
 )
 from holdout.agreement.safety import NEVER, initial, read_safety
+from holdout.agreement.waits import PATIENCE
 from holdout.agreement.wire import decode
 from holdout.seeds import stream
 

@@ -35,6 +35,7 @@ from holdout.agreement.events import (
 )
 from holdout.agreement.messages import Kind
 from holdout.agreement.params import Timing
+from holdout.agreement.waits import Waits
 from holdout.errors import LearnerFailed, StoreError
 from holdout.ids import Digest
 from holdout.node.logs import Log
@@ -42,7 +43,6 @@ from holdout.node.network.blobs import Blobs, Fetcher
 from holdout.node.network.gossip import GOODBYE, PULL, Gossip
 from holdout.node.network.queues import Inbox
 from holdout.node.runtime.measure import Spent
-from holdout.node.runtime.pacing import Pacing
 from holdout.node.runtime.service import STEPS_IN_A_ROW, Service
 from holdout.seeds import stream
 
@@ -58,13 +58,11 @@ class ScriptedPlayer:
         self.events = []
         self.round, self.period, self.phase = 1, 0, 0
         self.observer = False
+        self.waits = Waits(5, 1, Timing(), 1)
 
     def handle(self, event, _now):
         self.events.append(event)
         return list(self.script(event) or ())
-
-    def wait(self, timing):
-        assert isinstance(timing, Timing)
 
 
 class FakeArchive:
@@ -150,7 +148,7 @@ class Rig:
             blobs=self.blobs,
             inbox=self.inbox,
             learner=learner or FakeLearner(),
-            pacing=Pacing(Timing(), Timing()),
+            timing=Timing(),
             log=Log("test", "error"),
             spent=Spent(),
             until=until,
@@ -397,18 +395,14 @@ def test_after_its_last_round_a_node_only_helps_others():
 
 
 def test_a_node_that_stops_says_goodbye_and_hears_others_do():
-    left = []
-
     async def work(rig):
-        rig.service._pacing.left = left.append
         other, wire = make(2)
         other.goodbye(0)
         rig.put(2, wire.sent[-1][1])
         await rig.until(lambda: rig.service.gossip.left)
-        rig.put(2, wire.sent[-1][1])
+        assert rig.player.waits.away == {2}
 
     rig = play(lambda _: None, work)
-    assert left == [2]
     assert rig.wire.sent[-1][1][0] == GOODBYE
     assert rig.order[-1] == "closed"
 

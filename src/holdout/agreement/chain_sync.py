@@ -342,7 +342,9 @@ class ChainSync:
         if not (late or stuck) or not self._is_signed(claim.worker, claim.envelope):
             return
         if late:
-            self._context.attendance.note(claim.envelope.kind, claim.worker, claim.round)
+            self._context.waits.note(
+                claim.envelope.kind, claim.worker, claim.round, self._context.now
+            )
         other = self._context.worker != claim.worker
         # Counted only after the signature is checked: forged votes must not use up the help.
         if stuck and other and self._help.allows(claim.worker, self._context.now):

@@ -5,7 +5,6 @@ then counted like anybody else's message.
 """
 
 from collections import deque
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
@@ -14,38 +13,9 @@ from holdout.agreement.keys import Signer, Verifier
 from holdout.agreement.messages import Envelope, Finished, Kind, SignedMessage
 from holdout.agreement.params import Genesis, Limits, Params, Timing
 from holdout.agreement.safety import OwnSlot, Safety, SigningMemory
+from holdout.agreement.waits import Waits
 from holdout.agreement.wire import open_envelope
 from holdout.ids import Digest
-
-PATIENCE = 3
-"""Whoever was silent for this many rounds is not waited for."""
-
-
-class Attendance:
-    """When each worker was last heard in each role, and hence who is worth waiting for.
-
-    A wait ends early when everybody expected has been heard. A member that is down, or silent on
-    purpose, would turn every wait into a full one; so whoever has not been heard in a role for some
-    rounds is not waited for, until it is heard again, however late. This decides how long a worker
-    waits and nothing else: what such a member sends in time still counts.
-    """
-
-    def __init__(self, first_round: int) -> None:
-        self._first = first_round
-        self._heard: dict[tuple[Kind, int], int] = {}
-
-    def note(self, kind: Kind, worker: int, round_number: int) -> None:
-        """Note that the worker was heard in this role, in this round."""
-        known = self._heard.get((kind, worker), 0)
-        self._heard[kind, worker] = max(known, round_number)
-
-    def present(self, kind: Kind, workers: Iterable[int], round_number: int) -> list[int]:
-        """Those of these workers that should be waited for in this round."""
-        since = round_number - PATIENCE
-        if since < self._first:
-            return list(workers)
-        return [worker for worker in workers if self._heard.get((kind, worker), 0) >= since]
-
 
 Blobs: TypeAlias = tuple[tuple[BlobKind, Digest], ...]
 
@@ -69,7 +39,7 @@ class PlayerContext:
     limits: Limits
     safety: Safety
     memory: SigningMemory
-    attendance: Attendance
+    waits: Waits
     now: int = 0
     halted: bool = False
     actions: list[Action] = field(default_factory=list)

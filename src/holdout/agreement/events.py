@@ -31,6 +31,8 @@ class TimerKind(IntEnum):
     """Recovery begins."""
     RETRY = 6
     """Recovery is repeated; in mode `self` this is a new attempt."""
+    LEADS_END = 7
+    """All but B have led a while ago: the soft vote waits for nobody else."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,6 +23,7 @@ from holdout.agreement.context import PlayerContext
 from holdout.agreement.draws import Draws
 from holdout.agreement.headers import Tip
 from holdout.agreement.sortition import Role
+from holdout.agreement.waits import ballots_end, proposals_end
 from holdout.ids import Digest
 
 Conviction = tuple[msg.Kind, int]
@@ -197,6 +198,10 @@ class LearningHalf:
     learning_messages: LearningMessages
     stage: LearningStage = LearningStage.PROPOSING
     _judging: ev.Judge | None = None
+    _judged_at: int = 0
+    """When T_P came."""
+    _shortened: dict[LearningStage, None] = field(default_factory=dict)
+    """The stages whose end was brought forward, since all but B have been heard."""
     _proofs: dict[Role, bytes | None] = field(default_factory=dict)
 
     def proof(self, role: Role) -> bytes | None:
@@ -245,6 +250,9 @@ class LearningHalf:
         if self.stage is not LearningStage.PROPOSING:
             return
         self.stage = LearningStage.VOTING
+        self._judged_at = self.context.now
+        self.context.waits.judging(self.context.now)
+        self._ended(Role.PROPOSER)
         if not self.context.may_sign or self.context.signed(BALLOT_SLOT) is not None:
             return
         candidates = self.learning_messages.candidates()
@@ -291,6 +299,7 @@ class LearningHalf:
         self.end_proposals()
         if self.stage is LearningStage.VOTING:
             self.stage = LearningStage.GATHERING
+            self._ended(Role.VOTER)
             self.learning_messages.in_time = tuple(sorted(self.learning_messages.ballots()))
 
     def finish(self) -> bool:
@@ -301,17 +310,75 @@ class LearningHalf:
         self.stage = LearningStage.OVER
         return True
 
+    def longest_waits(self) -> tuple[int, int]:
+        """How long gradients, and after that ballots, are waited for at most."""
+        timing, waits = self.context.timing, self.context.waits
+        if not timing.ends_waits_early:
+            return timing.propose, timing.vote
+        propose, vote = timing.propose, timing.vote
+        if self.draws.expected(Role.PROPOSER) is None:
+            propose = waits.guess(msg.Kind.UPDATE)
+        if self.draws.expected(Role.VOTER) is None:
+            vote = waits.guess(msg.Kind.BALLOT)
+        return propose, vote
+
     def all_proposed(self) -> bool:
         """Whether everybody worth waiting for has proposed."""
-        return self._all(Role.PROPOSER, msg.Kind.UPDATE, self.learning_messages.proposer_settled)
+        return self._missing(Role.PROPOSER) == []
 
     def all_voted(self) -> bool:
         """Whether everybody worth waiting for has sent a ballot."""
-        return self._all(Role.VOTER, msg.Kind.BALLOT, self.learning_messages.holds_ballot)
+        return self._missing(Role.VOTER) == []
 
-    def _all(self, role: Role, kind: msg.Kind, heard: Callable[[int], bool]) -> bool:
+    def shortened_proposals(self) -> int | None:
+        """When T_P comes, now that all but B gradients are in hand; told only once."""
+        if not self._enough(Role.PROPOSER):
+            return None
+        context = self.context
+        return proposals_end(context.waits.began(self.tip.round), context.now, context.timing)
+
+    def shortened_ballots(self) -> tuple[int, int] | None:
+        """When T_B and T_A come, now that all but B ballots are held; told only once."""
+        if not self._enough(Role.VOTER):
+            return None
+        context = self.context
+        began = context.waits.began(self.tip.round)
+        return ballots_end(began, self._judged_at, context.now, context.timing)
+
+    def _enough(self, role: Role) -> bool:
+        """Whether all but B of those drawn have been heard, and that was not told before."""
+        drawn = self.draws.expected(role)
+        if drawn is None or self.stage in self._shortened:
+            return False
+        settled = sum(map(self._heard(role), drawn))
+        if settled < self.context.waits.enough(drawn):
+            return False
+        self._shortened[self.stage] = None
+        return True
+
+    def _ended(self, role: Role) -> None:
+        """Note who was missing at the end of a wait."""
+        waited_for, missing = self._waited_for(role), self._missing(role)
+        if waited_for is not None and missing is not None:
+            self.context.waits.ended(_KINDS[role], waited_for, missing, self.tip.round)
+
+    def _missing(self, role: Role) -> list[int] | None:
+        """Who is waited for and has not been heard; None: nobody knows who is drawn."""
+        waited_for = self._waited_for(role)
+        if waited_for is None:
+            return None
+        heard = self._heard(role)
+        return [worker for worker in waited_for if not heard(worker)]
+
+    def _waited_for(self, role: Role) -> list[int] | None:
         drawn = self.draws.expected(role)
         if drawn is None:
-            return False
-        waited_for = self.context.attendance.present(kind, drawn, self.tip.round)
-        return all(map(heard, waited_for))
+            return None
+        return self.context.waits.present(_KINDS[role], drawn, self.tip.round)
+
+    def _heard(self, role: Role) -> Callable[[int], bool]:
+        messages = self.learning_messages
+        return messages.proposer_settled if role is Role.PROPOSER else messages.holds_ballot
+
+
+_KINDS = {Role.PROPOSER: msg.Kind.UPDATE, Role.VOTER: msg.Kind.BALLOT}

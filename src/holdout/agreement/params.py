@@ -233,9 +233,13 @@ class Timing:
     delay: int = 500 * MILLISECOND
     """lambda: the assumed bound on the delay of a small message."""
     propose: int = 2_000 * MILLISECOND
-    """T_P: how long updates are collected before a voter ranks them."""
+    """T_P: how long updates are collected, at most, before a voter ranks them."""
     vote: int = 2_000 * MILLISECOND
-    """T_V: how long ballots are waited for after that."""
+    """T_V: how long ballots are waited for after that, at most."""
+    propose_min: int = 0
+    """How long updates are waited for at least, while somebody is missing."""
+    vote_min: int = 0
+    """How long ballots are waited for at least, while somebody is missing."""
     fetch: int = 500 * MILLISECOND
     """The time to fetch a block body."""
     validate: int = 500 * MILLISECOND

@@ -60,6 +60,7 @@ class Periods:
     def start(self) -> None:
         """Begin period 0, at T_A: lead if drawn, and start the timers."""
         self.started = True
+        self.context.waits.begin_period(self.round, self.context.now)
         self._set_timers()
         self.lead()
         self.try_cert()

@@ -26,7 +26,7 @@ from holdout.agreement import events as ev
 from holdout.agreement import messages as msg
 from holdout.agreement import wire
 from holdout.agreement.chain_sync import ChainAnswers, ChainSync, EarlyMessages
-from holdout.agreement.context import Attendance, PlayerContext
+from holdout.agreement.context import PlayerContext
 from holdout.agreement.headers import BlockKind, Header, Ledger, read_header
 from holdout.agreement.keys import Signer, Verifier
 from holdout.agreement.params import Genesis, Limits, Mode, Timing
@@ -34,6 +34,7 @@ from holdout.agreement.round import Round
 from holdout.agreement.safety import NEVER, Phase, Safety, SigningMemory, read_safety
 from holdout.agreement.sortition import Role
 from holdout.agreement.validation import Tools, Validity
+from holdout.agreement.waits import Waits
 from holdout.agreement.wire import Unverified
 from holdout.errors import InvalidMessage
 from holdout.ids import Digest
@@ -88,7 +89,9 @@ class Player:
             memory=SigningMemory(
                 state.votes_from, genesis.params.quorum, genesis.params.mode is Mode.ALL
             ),
-            attendance=Attendance(self._ledger.round),
+            waits=Waits(
+                genesis.params.workers, genesis.params.byzantine, timing, self._ledger.round
+            ),
         )
         self._decode = decode
         self._tools = tools or Tools()
@@ -149,9 +152,10 @@ class Player:
         """Whether this worker was drawn for a role of this round (`P` or `V`)."""
         return self._round.learning.proof(role) is not None
 
-    def wait(self, timing: Timing) -> None:
-        """Use this timing from the next timer on, for a driver that measures its network."""
-        self._context.timing = timing
+    @property
+    def waits(self) -> Waits:
+        """When others were heard, and who is waited for; the driver says there who is away."""
+        return self._context.waits
 
     # -- the machine ----------------------------------------------------------------------------
 

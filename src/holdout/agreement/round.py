@@ -23,6 +23,7 @@ from holdout.agreement.safety import Phase
 from holdout.agreement.sortition import Role
 from holdout.agreement.validation import Tools, Validation
 from holdout.agreement.votes import PERIODS_KEPT, Tracker
+from holdout.agreement.waits import leads_end
 from holdout.agreement.wire import Unverified
 from holdout.ids import Digest
 
@@ -44,6 +45,9 @@ class Round:
     learning: LearningHalf = field(init=False)
     periods: Periods = field(init=False)
     decided: bool = False
+    leads_over: bool = False
+    """Whether all but B have led period 0 and the rest have had their grace."""
+    _leads_shortened: bool = False
 
     def __post_init__(self) -> None:
         context = self.context
@@ -90,6 +94,7 @@ class Round:
     def begin(self) -> None:
         """Begin the round, or go on with it after a crash."""
         context, timing = self.context, self.context.timing
+        context.waits.begin(self.number, context.now)
         for header in map(read_header, context.safety.held.values()):
             self.validation.hold(header)
             context.emit(ev.Want(ev.BlobKind.BLOCK, header.digest, ()))
@@ -99,12 +104,16 @@ class Round:
             self.learning.stage = LearningStage.OVER
             self.periods.resume()
             return
+        propose, vote = self.learning.longest_waits()
         for kind, after in (
-            (ev.TimerKind.PROPOSALS_END, timing.propose),
-            (ev.TimerKind.BALLOTS_END, timing.propose + timing.vote),
-            (ev.TimerKind.LEAD, timing.lead_at()),
+            (ev.TimerKind.PROPOSALS_END, propose),
+            (ev.TimerKind.BALLOTS_END, propose + vote),
+            (ev.TimerKind.LEAD, propose + vote + 2 * timing.delay),
         ):
-            context.emit(ev.SetTimer(ev.Timer(kind, self.number, 0), context.now + after))
+            self._set_timer(kind, context.now + after)
+
+    def _set_timer(self, kind: ev.TimerKind, at: int) -> None:
+        self.context.emit(ev.SetTimer(ev.Timer(kind, self.number, 0), at))
 
     def on_timer(self, timer: ev.Timer) -> None:
         """A timer of this round and period is due."""
@@ -116,6 +125,8 @@ class Round:
                 self.learning.end_ballots()
             case ev.TimerKind.LEAD:
                 self._begin_periods()
+            case ev.TimerKind.LEADS_END:
+                self.leads_over = True  # `hurry` does the rest.
             case ev.TimerKind.FILTER if periods.started and periods.phase is Phase.FILTER:
                 periods.filter()
             case ev.TimerKind.DEADLINE if periods.started and periods.phase is not Phase.RECOVERY:
@@ -126,32 +137,48 @@ class Round:
                 pass
 
     def hurry(self) -> None:
-        """End each wait for which everybody worth waiting for has been heard."""
+        """End each wait for which everybody worth waiting for has been heard.
+
+        Once all but B of those expected have been heard, the rest get some grace (`waits`).
+        """
         learning, periods = self.learning, self.periods
-        if learning.stage is LearningStage.PROPOSING and learning.all_proposed():
-            learning.end_proposals()
-        if learning.stage is LearningStage.VOTING and learning.all_voted():
-            learning.end_ballots()
+        if learning.stage is LearningStage.PROPOSING:
+            if learning.all_proposed():
+                learning.end_proposals()
+            elif (end := learning.shortened_proposals()) is not None:
+                self._set_timer(ev.TimerKind.PROPOSALS_END, end)
+        if learning.stage is LearningStage.VOTING:
+            if learning.all_voted():
+                learning.end_ballots()
+            elif (ends := learning.shortened_ballots()) is not None:
+                self._set_timer(ev.TimerKind.BALLOTS_END, ends[0])
+                self._set_timer(ev.TimerKind.LEAD, ends[1])
         if learning.stage is LearningStage.GATHERING and learning.all_voted():
             self._begin_periods()
-        if periods.started and periods.phase is Phase.FILTER and self._all_led():
-            periods.filter()
+        if periods.started and periods.phase is Phase.FILTER:
+            self._hurry_leads()
 
     def _begin_periods(self) -> None:
         if self.learning.finish() and not self.periods.started:
             self.periods.start()
 
-    def _all_led(self) -> bool:
-        period, leads = self.periods.period, self.periods.leads
-        drawn = self.draws.expected(Role.LEADER)
+    def _hurry_leads(self) -> None:
+        """Give the soft vote if all worth waiting for have led, and the best lead will do."""
+        leads, waits, now = self.periods.leads, self.context.waits, self.context.now
+        drawn, period = self.draws.expected(Role.LEADER), self.periods.period
         if drawn is None:
-            return False
-        if not leads.heard(
-            period, self.context.attendance.present(msg.Kind.LEAD, drawn, self.number)
-        ):
-            return False
-        best = leads.best(period)
-        return bool(best) and self.periods.acceptable(best[0])
+            return
+        waited_for = waits.present(msg.Kind.LEAD, drawn, self.number)
+        if (self.leads_over and not period) or not leads.missing(period, waited_for):
+            best = leads.best(period)
+            if best and self.periods.acceptable(best[0]):
+                self.periods.filter()
+            return
+        led = len(drawn) - len(leads.missing(period, drawn))
+        if not period and not self._leads_shortened and led >= waits.enough(drawn):
+            self._leads_shortened = True
+            end = leads_end(waits.period_began(self.number, now), now, self.context.timing)
+            self._set_timer(ev.TimerKind.LEADS_END, end)
 
     # -- signed messages ------------------------------------------------------------------------
 
@@ -186,7 +213,7 @@ class Round:
     def take(self, peer: int, data: bytes, message: msg.SignedMessage) -> None:
         """Take a verified message; the worker's own come without bytes and are not relayed."""
         if not isinstance(message, msg.Update):
-            self.context.attendance.note(message.envelope.kind, message.worker, message.round)
+            self._heard(message.envelope.kind, message.worker)
         fault = self._screen(message) or self._file(peer, message)
         if not data:
             return
@@ -194,6 +221,9 @@ class Round:
             self.context.emit(ev.Reject(peer, fault))
         else:
             self.context.emit(ev.Relay(data, URGENCY[message.envelope.kind], peer))
+
+    def _heard(self, kind: msg.Kind, worker: int) -> None:
+        self.context.waits.note(kind, worker, self.number, self.context.now)
 
     def _file(self, peer: int, message: msg.SignedMessage) -> ev.MessageFault | None:
         match message:
@@ -223,7 +253,7 @@ class Round:
         """A proposer counts as heard once its gradient is here: a header alone is cheap."""
         if payload in self.learning_messages.payloads:
             for worker in self.learning_messages.announced().get(payload, ()):
-                self.context.attendance.note(msg.Kind.UPDATE, worker, self.number)
+                self._heard(msg.Kind.UPDATE, worker)
 
     def _needs_payloads(self) -> bool:
         """Whether this worker needs gradients: to rank them, or to check or make a block.

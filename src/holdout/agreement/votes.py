@@ -172,10 +172,10 @@ class Leads:
         single = [v[0] for v in self._periods.get(period, {}).values() if len(v) == 1]
         return [ranked.lead for ranked in sorted(single, key=lambda ranked: ranked.priority)]
 
-    def heard(self, period: int, leaders: Iterable[int]) -> bool:
-        """Whether all of these leaders have sent a lead."""
+    def missing(self, period: int, leaders: Iterable[int]) -> list[int]:
+        """Those of these leaders that have not sent a lead."""
         spoken = self._periods.get(period, {})
-        return all(leader in spoken for leader in leaders)
+        return [leader for leader in leaders if leader not in spoken]
 
     def forget_before(self, period: int) -> None:
         """Drop the leads of periods before this one."""

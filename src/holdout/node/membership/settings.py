@@ -46,10 +46,10 @@ class TimingSection(Section):
 
     delay: Milliseconds = 500
     """How long a small message takes at most."""
-    propose_min: Milliseconds = 500
+    propose_min: Milliseconds = 100
     propose_max: Milliseconds = 60_000
     """The longest wait for gradients."""
-    vote_min: Milliseconds = 500
+    vote_min: Milliseconds = 100
     vote_max: Milliseconds = 60_000
     """The longest wait for ballots, after that."""
     fetch: Milliseconds = 500

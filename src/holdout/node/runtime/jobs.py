@@ -6,7 +6,6 @@ role in the round.
 """
 
 import asyncio
-import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Protocol
@@ -19,7 +18,6 @@ from holdout.ids import Digest
 from holdout.node.logs import Log
 from holdout.node.network.blobs import Blobs
 from holdout.node.runtime.learner_client import LearnerClient
-from holdout.node.runtime.pacing import Pacing
 
 
 class Misbehaviour(Protocol):
@@ -49,18 +47,14 @@ class Jobs:
     def __init__(
         self,
         params: Params,
-        worker: int,
         *,
         learner: LearnerClient,
         blobs: Blobs,
-        pacing: Pacing,
         log: Log,
     ) -> None:
         self._params = params
-        self._worker = worker
         self._learner = learner
         self._blobs = blobs
-        self._pacing = pacing
         self._log = log
         self._thread = ThreadPoolExecutor(1, "combine")
         self.misbehaviour: Misbehaviour | None = None
@@ -95,7 +89,6 @@ class Jobs:
             return ev.JobFailed(job)
         digest = aggregate.payload_digest(data)
         self._blobs.put(ev.BlobKind.PAYLOAD, digest, data, job.round)
-        self._pacing.proposed(self._worker, time.monotonic_ns() // 1_000)
         return ev.Proposed(job, digest)
 
     async def _judge(self, job: ev.Judge, model: bytes) -> ev.Event:

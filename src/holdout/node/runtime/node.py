@@ -6,6 +6,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -33,7 +34,6 @@ from holdout.node.runtime.folder import Folder, read_folder
 from holdout.node.runtime.jobs import Misbehaviour
 from holdout.node.runtime.learner_client import LearnerClient
 from holdout.node.runtime.measure import Spent, TimedVerifier
-from holdout.node.runtime.pacing import Pacing
 from holdout.node.runtime.page import serve_page
 from holdout.node.runtime.service import Service
 from holdout.node.runtime.status import SOCKET, Reporter, serve_status
@@ -114,15 +114,16 @@ class _Node:
         )
         self.archive = Archive(store, self.blobs, self.spent)
         lowest, highest = settings.timing.bounds()
+        timing = replace(highest, propose_min=lowest.propose, vote_min=lowest.vote)
         self.service = Service(
             genesis,
             folder.worker,
-            player=self._make_player(highest),
+            player=self._make_player(timing),
             archive=self.archive,
             blobs=self.blobs,
             inbox=self.inbox,
             learner=self.learner,
-            pacing=Pacing(lowest, highest),
+            timing=timing,
             log=self.log,
             spent=self.spent,
             until=until,

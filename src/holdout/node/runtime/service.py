@@ -14,10 +14,9 @@ from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
 from typing import Any
 
-from holdout.agreement import aggregate, wire
+from holdout.agreement import aggregate
 from holdout.agreement import events as ev
-from holdout.agreement.messages import BallotMessage, Kind, Update
-from holdout.agreement.params import Genesis
+from holdout.agreement.params import Genesis, Timing
 from holdout.agreement.player import Player
 from holdout.errors import LearnerFailed
 from holdout.ids import Digest
@@ -30,7 +29,7 @@ from holdout.node.runtime.archive import Archive
 from holdout.node.runtime.jobs import Jobs
 from holdout.node.runtime.learner_client import LearnerClient
 from holdout.node.runtime.measure import Counters, Idle, Spent, stopwatch
-from holdout.node.runtime.pacing import Pacing, Timers, now
+from holdout.node.runtime.pacing import Timers, now
 from holdout.node.runtime.watch import Watch
 
 MEETING_SECONDS = 3.0
@@ -60,7 +59,7 @@ class Service:
         blobs: Blobs,
         inbox: Inbox,
         learner: LearnerClient,
-        pacing: Pacing,
+        timing: Timing,
         log: Log,
         spent: Spent,
         until: int | None = None,
@@ -75,7 +74,7 @@ class Service:
         self._blobs = blobs
         self._inbox = inbox
         self._learner = learner
-        self._pacing = pacing
+        self._timing = timing
         self._log = log
         self.spent = spent
         self._until = until
@@ -86,7 +85,7 @@ class Service:
         self.halted: str | None = None
         self._idle = Idle(spent)
         self._archive = archive
-        self.jobs = Jobs(self._params, worker, learner=learner, blobs=blobs, pacing=pacing, log=log)
+        self.jobs = Jobs(self._params, learner=learner, blobs=blobs, log=log)
         self._events: deque[ev.Event] = deque()
         self._timers = Timers()
         self._awake = asyncio.Event()
@@ -95,7 +94,6 @@ class Service:
         self._computing = 0
         self.stopping = False
         self._failure: Exception | None = None
-        self._proposers: dict[Digest, int] = {}
         self._steps = self._archive.steps
         self._rejected = False
         self.transport: Transport
@@ -120,7 +118,7 @@ class Service:
 
     async def run(self) -> None:
         """Run until stopped; raises the error that makes it impossible to go on."""
-        delay = self._pacing.timing().delay / 1e6
+        delay = self._timing.delay / 1e6
         self._begin(self.gossip.keep_talking(delay, lambda: self.player.period))
         loading = self._begin(self._learner.start())
         await self._meet(loading)
@@ -148,10 +146,10 @@ class Service:
         the first round would be empty.
         """
         if self.player.round == 1:
-            patience = self._pacing.timing().propose / 1e6
-            await self._poll(loading.done, patience)
-        others = self._params.workers - 1
-        await self._poll(lambda: len(self.transport.peers()) >= others, MEETING_SECONDS)
+            await self._poll(loading.done, self._timing.propose / 1e6)
+        # Later on, some may be down: a quorum is enough to go on.
+        enough = (self._params.workers if self.player.round == 1 else self._params.quorum) - 1
+        await self._poll(lambda: len(self.transport.peers()) >= enough, MEETING_SECONDS)
 
     async def _poll(self, condition: Callable[[], bool], seconds_max: float) -> None:
         """Wait until the condition holds, the time is up, or the node is told to end."""
@@ -198,7 +196,7 @@ class Service:
         self.gossip.handle(sender, data)
         if sender in self.gossip.left and not before:
             self._log.info("peer-left", worker=sender)
-            self._pacing.left(sender)
+            self._look_who_is_away()
 
     async def _rest(self) -> None:
         """Wait for something to do."""
@@ -229,17 +227,6 @@ class Service:
             self._idle.ended_by_message()
             if not self._rejected:
                 self.gossip.remember(event.data)
-                self._pace(event.data, at)
-
-    def _pace(self, data: bytes, at: int) -> None:
-        if data[0] not in {Kind.UPDATE, Kind.BALLOT}:
-            return
-        message = wire.decode(data).claim
-        if isinstance(message, Update):
-            self._proposers[message.payload] = message.worker
-        elif isinstance(message, BallotMessage):
-            self._pacing.voted(message.worker, at)
-            self.player.wait(self._pacing.timing())
 
     # -- actions ----------------------------------------------------------------------------------
 
@@ -305,9 +292,14 @@ class Service:
         self.jobs.round = action.round
         self.gossip.entered(action.round)
         self.gossip.beat(action.period)
-        self._pacing.began(now())
-        self._proposers.clear()
+        self._look_who_is_away()
         self._timers.forget(action.round)
+
+    def _look_who_is_away(self) -> None:
+        """Tell the player whom it need not wait for: they have left, or have no connection."""
+        reachable = set(self.transport.peers()).difference(self.gossip.left)
+        reachable.add(self.worker)
+        self.player.waits.away = frozenset(range(self._params.workers)).difference(reachable)
 
     def _report(self, action: ev.ReportEvidence) -> None:
         kind = action.evidence.first.kind
@@ -348,8 +340,6 @@ class Service:
         """Take a blob that was fetched; its digest is right."""
         self._idle.ended_by_message()
         self._blobs.put(kind, digest, data, self.player.round)
-        if kind is ev.BlobKind.PAYLOAD and digest in self._proposers:
-            self._pacing.proposed(self._proposers[digest], now())
         self._announce(kind, digest, data)
 
     def _announce(self, kind: ev.BlobKind, digest: Digest, data: bytes) -> None:
@@ -371,8 +361,6 @@ class Service:
     def _compute(self, job: ev.Job) -> None:
         if self._until is not None and self.player.round > self._until:
             return
-        if isinstance(job, ev.Judge):
-            self._pacing.judging(now())
         self._begin(self._computed(job))
 
     async def _computed(self, job: ev.Job) -> None:
