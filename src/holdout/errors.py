@@ -49,10 +49,20 @@ class ConfigError(UserError):
     ...     print(*error.problems, sep="\n")
     experiment.rounds = 0: must be greater than or equal to 1
     experiment.seedz = [1]: unknown key; did you mean 'seeds'?
+
+    `misfits` are those of the problems that lie in how values go together, each of which would be
+    right beside others.
     """
 
-    def __init__(self, problems: Sequence[str], *, where: str = "the config") -> None:
+    def __init__(
+        self,
+        problems: Sequence[str],
+        *,
+        where: str = "the config",
+        misfits: Sequence[str] = (),
+    ) -> None:
         self.problems = tuple(problems)
+        self.misfits = tuple(misfits)
         count = len(self.problems)
         head = f"1 mistake in {where}:" if count == 1 else f"{count} mistakes in {where}:"
         super().__init__("\n".join([head, *(f"  {problem}" for problem in self.problems)]))

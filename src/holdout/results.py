@@ -187,12 +187,12 @@ class RunFolder:
 def create(path: Path, config_toml: str) -> Iterator[RunFolder]:
     """Make a run folder; refuse one that holds more than what an interrupted start left behind."""
     with ExitStack() as stack:
-        with _explained(path):
+        with explained(path):
             path.mkdir(parents=True, exist_ok=True)
             # Before the lock, so that nothing is put into a folder of others; and after it, since
             # the folder may have changed meanwhile.
             _refuse_unless_free(path)
-            stack.enter_context(_lock(path))
+            stack.enter_context(lock(path))
             _refuse_unless_free(path)
             (path / CHECKPOINT).parent.mkdir(exist_ok=True)
             write_atomic(path / ROUNDS, b"")
@@ -235,8 +235,8 @@ def resume(
     """
     before, adds = _config_to_go_on(path, config, may_extend=may_extend)
     with ExitStack() as stack:
-        with _explained(path):
-            stack.enter_context(_lock(path))
+        with explained(path):
+            stack.enter_context(lock(path))
             checkpoint, stored = _read_checkpoint(path), None
             length = checkpoint.meta["results_bytes"] if checkpoint else 0
             with (path / ROUNDS).open("r+b") as file:
@@ -357,7 +357,7 @@ def _read_rounds(path: Path, content: bytes) -> list[Mapping[str, Any]]:
 
 
 @contextmanager
-def _explained(path: Path) -> Iterator[None]:
+def explained(path: Path) -> Iterator[None]:
     """Turn an error of the file system into a message about the run folder."""
     try:
         yield
@@ -370,7 +370,8 @@ def _explained(path: Path) -> Iterator[None]:
 
 
 @contextmanager
-def _lock(path: Path) -> Iterator[None]:
+def lock(path: Path) -> Iterator[None]:
+    """Keep a second process out of a folder."""
     with (path / LOCK).open("a") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

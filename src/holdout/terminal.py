@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from holdout.experiments.runner import Progress as RoundProgress
     from holdout.experiments.runner import Watch
     from holdout.rounds import RoundRecord
+    from holdout.sweeps.runner import SweepResult
+    from holdout.sweeps.workforce import SweepProgress
 
 WIDE = 110
 """With at least this many columns there is room for a bar and for the time that has passed."""
@@ -90,6 +92,68 @@ def counting(what: str) -> Iterator[Callable[[int, int, int], None]]:
             )
 
         yield move
+
+
+@contextmanager
+def sweeping() -> Iterator[Callable[[SweepProgress], None]]:
+    """Show the progress of a sweep; gives a function to be told of it."""
+    console = Console(stderr=True)
+    shown = {"done": -1}
+
+    def line(progress: SweepProgress) -> None:
+        if progress.done != shown["done"]:
+            shown["done"] = progress.done
+            share = 100 * progress.done / progress.total
+            print(f"{share:3.0f} %  {progress}", file=sys.stderr, flush=True)
+        interrupts.raise_if_asked()
+
+    if not console.is_terminal:
+        yield line
+        return
+    description = Column(ratio=1, no_wrap=True, overflow="ellipsis")
+    bar = Progress(
+        TextColumn("{task.description}", markup=False, table_column=description),
+        BarColumn(bar_width=20),
+        console=console,
+        transient=True,
+        expand=True,
+    )
+    with bar:
+        task = bar.add_task("checking the sweep, loading the data", total=None)
+
+        def move(progress: SweepProgress) -> None:
+            bar.update(
+                task, description=str(progress), completed=progress.done, total=progress.total
+            )
+            interrupts.raise_if_asked()
+
+        yield move
+
+
+def print_sweep(result: SweepResult) -> None:
+    """Print what each rule's worst attack leaves, and where the page is."""
+    cells = result.cells
+    measure = cells.file.settings.measure
+    title = f"Test {cells.metric.name} ({measure}) under the worst attack ({cells.file.name})"
+    table = Table(title=title, title_justify="left")
+    table.add_column("rule")
+    for place in cells.places:
+        table.add_column(cells.place_label(place) or "worst", justify="right")
+    for contender in cells.contenders:
+        texts = []
+        for place in cells.places:
+            spread = (cell := cells.cell(contender, place)).value(measure)
+            worst = cell.worst(measure)
+            if spread is None or worst is None:
+                texts.append("infeasible" if cell.problem else "missing")
+            else:
+                texts.append(f"{cells.metric.text(spread.mean)} {worst.label}".strip())
+        table.add_row(cells.name(contender), *texts)
+    Console(markup=False, emoji=False).print(table)
+    if result.failed:
+        count = len(result.failed)
+        print(f"{count} curve{'s' * (count != 1)} failed: {result.folder / 'failed.json'}")
+    print(f"page: {result.folder / 'sweep.html'}")
 
 
 def _bar(console: Console) -> Progress:

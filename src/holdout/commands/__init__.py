@@ -12,13 +12,14 @@ import sys
 from collections.abc import Callable, Sequence
 
 from holdout import __version__, interrupts
-from holdout.commands import export, plan, report, reproduce, run, shared, simulate
+from holdout.commands import export, plan, report, reproduce, run, shared, simulate, sweep
 from holdout.commands import list as list_command
 from holdout.errors import UserError
 from holdout.node.commands import add_commands as add_node_commands
 
 COMMANDS: Sequence[Callable[[shared.Subparsers], None]] = (
     run.add_command,
+    sweep.add_command,
     reproduce.add_command,
     report.add_command,
     export.add_command,

@@ -36,11 +36,13 @@ class Parsed:
     config: Config
     problems: tuple[str, ...]
     wrong: frozenset[str]
+    misfits: tuple[str, ...] = ()
+    """Those of the problems that lie in how values go together."""
 
     def checked(self) -> Config:
         """The config, or a ConfigError with all problems."""
         if self.problems:
-            raise ConfigError(self.problems)
+            raise ConfigError(self.problems, misfits=self.misfits)
         return self.config
 
 
@@ -64,12 +66,12 @@ def parse(values: Mapping[str, Any]) -> Parsed:
             else:
                 remaining.pop(section, None)
         config = Config.model_validate(remaining)
-    problems.extend(
+    misfits = tuple(
         message
         for keys, holds, message in _relations(config)
         if not wrong.intersection(keys) and not holds
     )
-    return Parsed(config, tuple(problems), frozenset(wrong))
+    return Parsed(config, (*problems, *misfits), frozenset(wrong), misfits)
 
 
 def _with_defaults_of_mode(values: dict[str, Any]) -> dict[str, Any]:
@@ -113,7 +115,7 @@ def apply_settings(values: Mapping[str, Any], settings: list[str]) -> dict[str, 
     problems = []
     for setting in settings:
         key, equals, text = setting.partition("=")
-        parts = _path(key.strip())
+        parts = path_of(key.strip())
         if not equals or len(parts) < 2 or not all(parts):  # noqa: PLR2004
             problems.append(f"--set {setting}: must be section.key=value")
             continue
@@ -122,7 +124,7 @@ def apply_settings(values: Mapping[str, Any], settings: list[str]) -> dict[str, 
         for name in path:
             section = section.setdefault(name, {}) if isinstance(section, dict) else None
         if isinstance(section, dict):
-            section[last] = _read_value(text.strip())
+            section[last] = read_value(text.strip())
         else:
             problems.append(f"--set {setting}: {'.'.join(path)} is not a section")
     if problems:
@@ -130,10 +132,10 @@ def apply_settings(values: Mapping[str, Any], settings: list[str]) -> dict[str, 
     return result
 
 
-def _path(key: str) -> list[str]:
+def path_of(key: str) -> list[str]:
     """The names that lead to a value; that of a rule may hold dots itself.
 
-    >>> _path("data.alpha"), _path("rules.my.module:trim.keep"), _path("data.alpha.beta")
+    >>> path_of("data.alpha"), path_of("rules.my.module:trim.keep"), path_of("data.alpha.beta")
     (['data', 'alpha'], ['rules', 'my.module:trim', 'keep'], [])
     """
     section, _, rest = key.partition(".")
@@ -143,7 +145,8 @@ def _path(key: str) -> list[str]:
     return [section, rest] if "." not in rest else []
 
 
-def _read_value(text: str) -> Any:
+def read_value(text: str) -> Any:
+    """What a text stands for in TOML; the text itself if it is none."""
     try:
         values = tomllib.loads(f"value = {text}")
     except (ValueError, RecursionError):

@@ -42,7 +42,7 @@ def known_sources(plan: ExperimentPlan, before: Stored) -> Sources:
 
 
 def _sources(plan: ExperimentPlan, rules: Collection[str]) -> Sources:
-    return {name: _source(code) for name, code in _parts(plan, rules).items() if is_custom(code)}
+    return {name: source_of(code) for name, code in _parts(plan, rules).items() if is_custom(code)}
 
 
 def _parts(plan: ExperimentPlan, rules: Collection[str]) -> dict[str, object]:
@@ -65,7 +65,8 @@ def _parts(plan: ExperimentPlan, rules: Collection[str]) -> dict[str, object]:
     return parts
 
 
-def _source(code: object) -> Mapping[str, str] | None:
+def source_of(code: object) -> Mapping[str, str] | None:
+    """The file and hash of what makes an object; None: it has no source."""
     found = unwrapped(code)
     kind: Any = found if inspect.isroutine(found) or isinstance(found, type) else type(found)
     module = sys.modules.get(module_of(code))

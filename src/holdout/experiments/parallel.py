@@ -170,7 +170,18 @@ def _run_there(work: _Work, piece: Piece, watch: Watch) -> None:
         state = state_to_go_on(plan, piece, work.opened.place, work.folder)
         run_curve(plan, number, state, folder=work.folder, rounds=[], watch=watch)
         return
-    path = work.folder_of(number)
+    run_apart(plan, number, work.folder_of(number), watch)
+
+
+def run_apart(plan: ExperimentPlan, number: int, path: Path, watch: Watch) -> None:
+    """Run one curve in a run folder of its own, or go on with it there.
+
+    Args:
+        plan: The experiment.
+        number: The curve's place in the plan.
+        path: The folder, which holds this curve alone.
+        watch: Told of each round.
+    """
     if not (path / results.CONFIG).exists():
         # What an interrupted start may have left.
         shutil.rmtree(path, ignore_errors=True)

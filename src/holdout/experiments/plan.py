@@ -1,7 +1,7 @@
 """From a config to what will be run: mistakes reported, data loaded, nothing done yet."""
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -147,8 +147,19 @@ def _recipe(config: Config, loss: Loss) -> Recipe:
     )
 
 
-def make_plan(config: Config | Mapping[str, Any], plugins: Plugins | None = None) -> ExperimentPlan:
-    """Look everything up and load the data; a ConfigError lists all mistakes found."""
+def make_plan(
+    config: Config | Mapping[str, Any],
+    plugins: Plugins | None = None,
+    *,
+    load_data: Callable[[Config, Plugins], Dataset] | None = None,
+) -> ExperimentPlan:
+    """Look everything up and load the data; a ConfigError lists all mistakes found.
+
+    Args:
+        config: What to run.
+        plugins: Custom parts, as objects.
+        load_data: Takes the place of `read_data`, for callers that keep what it gave.
+    """
     plugins = plugins or Plugins()
     values = config.as_given() if isinstance(config, Config) else dict(config)
     parsed = parse(_with_names(values, plugins))
@@ -166,9 +177,10 @@ def make_plan(config: Config | Mapping[str, Any], plugins: Plugins | None = None
     if problems or missing:
         # Whoever has a package to install first need not wait for the data.
         more = [] if missing else _more_problems(config, plugins, problems)
-        raise ConfigError([*problems, *missing, *more])
+        misfits = [*parsed.misfits, *lookups.misfits, *more]
+        raise ConfigError([*problems, *missing, *more], misfits=misfits)
     with device.using(config.experiment.device):
-        dataset = _load(config, plugins)
+        dataset = (load_data or read_data)(config, plugins)
         fitted, misfits = fit_sizes(config, dataset)
         plan = ExperimentPlan(fitted, curves, plugins, factory, dataset)
         _check_fit(plan, misfits)
@@ -178,7 +190,7 @@ def make_plan(config: Config | Mapping[str, Any], plugins: Plugins | None = None
 def _check_memory(config: Config, dimension: int, problems: Sequence[str] = ()) -> None:
     found = too_much(config, dimension, free=bytes_free())
     if found is not None:
-        raise ConfigError([*problems, found])
+        raise ConfigError([*problems, found], misfits=[found])
 
 
 def _more_problems(config: Config, plugins: Plugins, known: Sequence[str]) -> list[str]:
@@ -188,7 +200,7 @@ def _more_problems(config: Config, plugins: Plugins, known: Sequence[str]) -> li
     if not at_hand or any(problem.startswith(("data.", "data:")) for problem in known):
         return []
     try:
-        _, found = fit_sizes(config, _load(config, plugins))
+        _, found = fit_sizes(config, read_data(config, plugins))
     except ConfigError as error:
         found = list(error.problems)
     except DataError as error:
@@ -199,7 +211,8 @@ def _more_problems(config: Config, plugins: Plugins, known: Sequence[str]) -> li
     return [problem for problem in found if problem.partition(" = ")[0] not in keys]
 
 
-def _load(config: Config, plugins: Plugins) -> Dataset:
+def read_data(config: Config, plugins: Plugins) -> Dataset:
+    """The data that a config names, or the caller's own."""
     loss, data = find_loss(config.training.loss), plugins.data
     if data is None:
         return load(
@@ -287,7 +300,7 @@ def _check_fit(plan: ExperimentPlan, problems: list[str]) -> None:
         value = config.model.name if isinstance(error, ModelError) else config.data.partition
         problems = [*problems, f"{key} = {value!r}: {error}"]
     if problems:
-        raise ConfigError(problems)
+        raise ConfigError(problems, misfits=problems)
 
 
 def _accept(model: torch.nn.Module) -> None:

@@ -173,14 +173,14 @@ def _page(folder: Path, run: Run, curves: Sequence[CurveResult]) -> str:
         "environment": _environment_html(folder),
         "has_error": "" if raised else "hidden",
         "error": html.escape(_error_page(raised)) if raised else "",
-        "data": _script_json(data),
+        "data": script_json(data),
     }
     template = files("holdout.experiments").joinpath("report_template.html").read_text("utf-8")
     # One pass, so that a part that looks like a placeholder stays as it is.
     return re.sub(r"\{\{(\w+)\}\}", lambda match: parts[match[1]], template)
 
 
-def _script_json(value: Any) -> str:
+def script_json(value: Any) -> str:
     """JSON in pure ASCII that cannot end the script element it is in."""
     text = json.dumps(jsonable(value), allow_nan=False, separators=(",", ":"))
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")

@@ -103,6 +103,8 @@ class Lookups:
         self.wrong = parsed.wrong
         self.plugins = plugins
         self.problems: list[str] = []
+        self.misfits: list[str] = []
+        """Those of the problems that lie in how values go together."""
         self.parameters = RuleParameters(self.config.rules.tables, self.problems)
 
     def check_custom_names(self) -> None:
@@ -273,7 +275,7 @@ class Lookups:
 
     def _no_server(self, rule: str) -> None:
         if "experiment.rules" not in self.wrong:
-            self.problems.append(
+            self._misfit(
                 f"experiment.rules = {rule!r}: must be a vote in federation.mode = "
                 f"'decentralized'; there are {', '.join(_votes(has_server=False))} and, with a "
                 f"server for comparison, {', '.join(_votes(has_server=True))}"
@@ -298,12 +300,16 @@ class Lookups:
         try:
             replace(function, pre=known).check_feasible(rule, n=n, f=tolerated_count(n, f))
         except InfeasibleError as error:
-            self.problems.append(
+            self._misfit(
                 f"experiment.rules = {rule!r}: infeasible with federation.proposers = {n} and "
                 f"federation.assumed_byzantine = {write_share(f)}: {error}"
             )
         except UserError as error:
             self.problems.append(f"experiment.rules = {rule!r}: {error}")
+
+    def _misfit(self, problem: str) -> None:
+        self.problems.append(problem)
+        self.misfits.append(problem)
 
     def _attack(self) -> Attack | None:
         settings = self.config.attack
