@@ -80,7 +80,7 @@ def _scoring_times() -> dict[str, float]:
     y = torch.randint(0, 10, (2000,), generator=generator)
     call = VoteCall(
         layout=layout,
-        stacked=stacked,
+        stacked=stacked.numpy(),
         terms=Terms(Fraction(33, 100)),
         round=1,
         holdout_samples=None,

@@ -3,8 +3,8 @@
     python deploy.py --nodes 6 --run-config 'byzantine="sign-flip" num-proposers=3 num-voters=3'
 
 makes a folder with certificates and keys, starts everything on free ports, registers the nodes'
-keys, runs the app, prints its log and ends every process. The README lists the same commands for
-several machines.
+keys, runs the app, prints its log as it goes and ends every process. The README lists the same
+commands for several machines.
 """
 
 import argparse
@@ -141,6 +141,21 @@ class Deployment:
             raise RuntimeError(f"flwr {' '.join(arguments)}: {done.stdout}{done.stderr}")
         return done.stdout + done.stderr
 
+    def follow(self, *arguments: str) -> None:
+        """Run a `flwr` command to its end, printing what it prints, line by line."""
+        with subprocess.Popen(
+            [str(BIN / "flwr"), *arguments],
+            env=self.environment,
+            cwd=self.folder,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        ) as process:
+            for line in process.stdout or ():
+                print(line, end="", flush=True)
+        if process.returncode:
+            raise RuntimeError(f"flwr {' '.join(arguments)} ended with {process.returncode}")
+
     def wait(
         self, condition: Callable[[], bool], what: str, seconds: float = START_SECONDS
     ) -> None:
@@ -199,14 +214,23 @@ def deployed(folder: Path, nodes: int) -> Iterator[Deployment]:
     """A running deployment; all its processes are ended on leaving, whatever happens."""
     deployment = Deployment(folder)
     try:
+        say(f"starting the SuperLink at {deployment.address}")
         deployment.start_link()
+        say(f"registering the keys of {nodes} nodes")
         with ThreadPoolExecutor() as pool:
             list(pool.map(deployment.register, range(nodes)))
         for number in range(nodes):
             deployment.start_node(number, nodes)
+        say(f"started {nodes} SuperNodes; logs are in {folder}")
         yield deployment
     finally:
+        say("ending all processes")
         deployment.stop()
+
+
+def say(what: str) -> None:
+    """Tell whoever waits what happens, and when."""
+    print(f"{dt.datetime.now():%H:%M:%S} {what}", flush=True)  # noqa: DTZ005  (For a person.)
 
 
 def signal_group(group: int, number: int) -> None:
@@ -323,9 +347,9 @@ def main() -> None:
         tempfile.TemporaryDirectory() as folder,
         deployed(Path(folder), options.nodes) as deployment,
     ):
-        print(f"SuperLink at {deployment.address}, {options.nodes} SuperNodes, logs in {folder}")
+        say("running the app; a round's lines come as it ends")
         command = ["run", str(HERE), "deployment", "--stream", "--run-config", options.run_config]
-        print(deployment.flwr(*command, timeout=3600))
+        deployment.follow(*command)
 
 
 if __name__ == "__main__":

@@ -27,7 +27,7 @@ where a bad draw has thrown the model off, honest gradients are long and their s
 decisions follow from inner products alone.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Self
 
@@ -67,6 +67,9 @@ it, the honest lose so much along with five liars of twelve that the screen must
 GROWTH = 1.1
 """How much longer a vector may be than in the last round."""
 
+DIRECTION, MESSAGE_RADIUS, ROUNDS = "direction", "message_radius", "rounds"
+"""The names under which a joint vote's memory is kept in the state of its rule."""
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class JointMemory:
@@ -87,6 +90,26 @@ class JointMemory:
     radius: float | None = None
     message_radius: float | None = None
     direction: Tensor | None = None
+
+    @classmethod
+    def of(cls, kept: Mapping[str, Tensor], *, radius: float | None) -> Self:
+        """What the state of a rule holds of it; the proposals' radius is kept by itself."""
+        message_radius = kept.get(MESSAGE_RADIUS)
+        return cls(
+            rounds=int(kept.get(ROUNDS, 0)),
+            radius=radius,
+            message_radius=None if message_radius is None else float(message_radius),
+            direction=kept.get(DIRECTION),
+        )
+
+    def kept(self) -> dict[str, Tensor]:
+        """The inverse of `of`."""
+        kept = {ROUNDS: device.tensor(self.rounds)}
+        if self.direction is not None:
+            kept[DIRECTION] = self.direction
+        if self.message_radius is not None:
+            kept[MESSAGE_RADIUS] = device.tensor(self.message_radius, dtype=torch.float64)
+        return kept
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -226,10 +249,20 @@ def judge(products: Products, *, terms: Terms, memory: JointMemory) -> JointVerd
     # What H_t makes of the proposals, and who stands.
     agreement = (gram @ direction[..., None])[..., 0]
     screened = _screened(gram[..., proposals, proposals], tolerated, terms)
-    weights = _standing(agreement[..., proposals], screened, tolerated)
+    scores = agreement[..., proposals]
+    if terms.margin:
+        scores = _relative(scores, lengths[..., proposals], terms.margin)
+    weights = _standing(scores, screened, tolerated)
     step = np.zeros_like(lengths)
     step[..., proposals] = weights
     return JointVerdict(weights, judges, step * scale, direction * scale, radius, message_radius)
+
+
+def _relative(scores: Matrix, lengths: Matrix, margin: float) -> Matrix:
+    """The cosines with H_t less the margin: a share of their median, if that is positive."""
+    cosines_ = scores / np.where(lengths > 0, lengths, 1.0)
+    usual = np.maximum(_median(cosines_), 0.0)
+    return cosines_ - margin * usual[..., None]
 
 
 def _standing(scores: Matrix, screened: Matrix, tolerated: int) -> Matrix:

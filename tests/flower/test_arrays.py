@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tests.flower.flower_grid import arrays
 
 from holdout.errors import ModelError
-from holdout.flower.arrays import Layout, read_proposal
+from holdout.flower.arrays import Layout, Role, read_proposal
 from holdout.flower.exchange import ReplyFault
 
 LAYOUT = Layout.of(arrays())
@@ -175,7 +175,101 @@ def test_a_proposal_is_one_record_of_arrays_under_its_name(content):
 
 
 def test_the_metrics_of_a_proposal_do_not_matter():
-    assert torch.equal(
-        read_proposal(RecordDict({"arrays": arrays(2.0)}), LAYOUT, key="arrays"),
-        torch.full((15,), 2.0),
+    received = read_proposal(RecordDict({"arrays": arrays(2.0)}), LAYOUT, key="arrays")
+    assert torch.equal(received.weights, torch.full((15,), 2.0))
+    assert received.buffers == {}
+
+
+# ------------------------------------------------------------------- buffers, counters, adapters
+
+
+def bn_model(value: float = 0.0, mean: float = 0.0, count: int = 3) -> ArrayRecord:
+    return ArrayRecord(
+        {
+            "conv.weight": Array(np.full((2, 2), value, np.float32)),
+            "bn.running_mean": Array(np.full(2, mean, np.float32)),
+            "bn.num_batches_tracked": Array(np.array(count, np.int64)),
+        }
     )
+
+
+def test_statistics_and_counters_are_no_part_of_the_vector():
+    layout = Layout.of(bn_model())
+    assert layout.dimension == 4
+    assert layout.roles == (Role.TRAINED, Role.BUFFER, Role.BUFFER)
+    assert Layout.from_json(layout.to_json()) == layout
+
+
+@pytest.mark.parametrize(
+    ("changes", "fault"),
+    [
+        ({"bn.running_mean": Array(np.full(2, np.nan, np.float32))}, ReplyFault.NOT_FINITE),
+        ({"bn.running_mean": Array(np.zeros(3, np.float32))}, ReplyFault.MISSHAPEN),
+        ({"bn.num_batches_tracked": Array(np.array(1.5))}, ReplyFault.WRONG_DTYPE),
+        ({"bn.num_batches_tracked": Array(np.array(1, np.uint8))}, ReplyFault.WRONG_DTYPE),
+    ],
+)
+def test_a_malformed_buffer_is_a_fault_with_a_name(changes, fault):
+    content = RecordDict({"arrays": ArrayRecord({**bn_model(), **changes})})
+    assert read_proposal(content, Layout.of(bn_model()), key="arrays") is fault
+
+
+def test_a_buffer_must_be_sent():
+    record = ArrayRecord({"conv.weight": bn_model()["conv.weight"]})
+    assert Layout.of(bn_model()).read(record) is ReplyFault.MALFORMED
+
+
+@given(
+    st.lists(st.floats(-10, 10, width=32), min_size=3, max_size=9),
+    st.sampled_from([-1e30, 1e30]),
+)
+def test_one_liar_s_statistics_do_not_leave_what_others_say(honest, lie):
+    layout = Layout.of(bn_model())
+    held = [
+        layout.read_buffers(bn_model(mean=value, count=count))
+        for count, value in enumerate([*honest, lie])
+    ]
+    averaged = layout.average_buffers(held, cut=1)
+    mean = averaged["bn.running_mean"].numpy()
+    assert mean.dtype == np.float32
+    assert min(honest) - 1e-3 <= mean[0] <= max(honest) + 1e-3
+
+
+@pytest.mark.parametrize("dtype", ["int8", "uint8", "int32", "int64", "uint64", "bool", "float16"])
+def test_buffers_of_any_dtype_keep_it(dtype):
+    record = ArrayRecord({"w": Array(np.zeros(1)), "n": Array(np.array([0, 1, 1]).astype(dtype))})
+    layout = Layout.of(record, buffers=["n"])
+    held = [layout.read_buffers(record)] * 3
+    averaged = layout.average_buffers(held, cut=1)["n"].numpy()
+    assert str(averaged.dtype) == dtype
+    assert averaged.astype(int).tolist() == [0, 1, 1]
+
+
+@pytest.mark.parametrize("dtype", ["int64", "uint64", "int8"])
+def test_the_largest_integers_do_not_overflow(dtype):
+    top = np.iinfo(dtype).max
+    record = ArrayRecord({"w": Array(np.zeros(1)), "n": Array(np.full(1, top, dtype))})
+    layout = Layout.of(record)
+    averaged = layout.average_buffers([layout.read_buffers(record)] * 2, cut=0)["n"].numpy()
+    assert abs(int(averaged[0]) - int(top)) <= top * 1e-12
+
+
+def test_what_is_not_trained_is_kept_and_may_be_left_out():
+    whole = ArrayRecord(
+        {"base.weight": Array(np.ones(4)), "base.lora_A": Array(np.zeros((2, 1), np.float32))}
+    )
+    layout = Layout.of(whole, trained=["*lora*"])
+    assert layout.dimension == 2
+    assert layout.roles == (Role.KEPT, Role.TRAINED)
+    part = ArrayRecord({"base.lora_A": Array(np.full((2, 1), 3.0))})
+    assert layout.read(part).tolist() == [3.0, 3.0]
+    filled = layout.fill(layout.read(part), layout.others(whole))
+    assert filled["base.weight"].numpy().tolist() == [1.0] * 4
+    assert layout.read(whole).tolist() == [0.0, 0.0]
+    with pytest.raises(ModelError, match="that is trained"):
+        Layout.of(whole, trained=["*adapter*"])
+
+
+def test_numbers_that_cannot_be_averaged_are_kept():
+    record = ArrayRecord({"w": Array(np.zeros(2)), "phase": Array(np.zeros(2, np.complex64))})
+    assert Layout.of(record).roles == (Role.TRAINED, Role.KEPT)

@@ -1,4 +1,4 @@
-"""No ballot of a voter can poison, crash or stop a round."""
+"""Approvals: no ballot of a voter can poison, crash or stop a round."""
 
 import numpy as np
 import pytest
@@ -69,7 +69,7 @@ def other(message):
 def play(lies, **changes):
     """One round in which the first voters drawn lie so."""
     settings_ = {"num_proposers": 5, "num_voters": 5, "seed": 4, "vote_timeout": 0.3}
-    strategy = HoldOut(**{**settings_, **changes})
+    strategy = HoldOut(ballots="approvals", **{**settings_, **changes})
     grid = FakeGrid({node: as_node(client_app(1.0, mods=[vote_mod])) for node in NODES})
     asked = strategy.configure_train(1, arrays(0.0), ConfigRecord(), grid)
     replies = grid.send_and_receive(asked)
@@ -131,7 +131,7 @@ def test_every_voter_sees_the_proposals_in_an_order_of_its_own_and_no_names():
 def test_the_order_differs_between_voters_and_names_are_put_right():
     """Each node trains towards another goal; only the best three of five are approved."""
     settings_ = {"num_proposers": 5, "num_voters": 5, "seed": 4, "byzantine_fraction": 0.49}
-    strategy = HoldOut(**settings_)
+    strategy = HoldOut(ballots="approvals", **settings_)
     goals = {node: 1.0 + 0.1 * place for place, node in enumerate(NODES)}
     grid = FakeGrid({n: as_node(client_app(goal, mods=[vote_mod])) for n, goal in goals.items()})
     asked = strategy.configure_train(1, arrays(0.0), ConfigRecord(), grid)

@@ -38,7 +38,7 @@ def vote_message(record: ArrayRecord, candidates: int = 6, **changes) -> Message
     call = VoteCall(
         **{
             "layout": layout,
-            "stacked": torch.cat([current[None], current + 0.5 * noise]),
+            "stacked": torch.cat([current[None], current + 0.5 * noise]).numpy(),
             "terms": Terms(Fraction(1, 3)),
             "round": 2,
             "holdout_samples": None,
@@ -151,7 +151,9 @@ def test_counters_beside_the_weights_reach_the_evaluation():
 def test_an_ordinary_client_with_the_mod_alone_takes_part():
     """`@app.evaluate("vote")` is not registered: the server asks again in the plain way, once."""
     grid = FakeGrid({n: as_node(client_app(1.0, mods=[vote_mod])) for n in range(1, 9)})
-    strategy = HoldOut(num_proposers=3, num_voters=5, seed=0, fraction_evaluate=0.0)
+    strategy = HoldOut(
+        ballots="approvals", num_proposers=3, num_voters=5, seed=0, fraction_evaluate=0.0
+    )
     strategy.start(grid, arrays(), num_rounds=6)
     kinds = {
         n: [m.metadata.message_type for m in grid.sent if is_vote_to(m, n)] for n in grid.nodes
@@ -167,7 +169,7 @@ def is_vote_to(message: Message, node: int) -> bool:
 
 def test_a_client_without_any_vote_only_loses_its_ballot():
     nodes = {n: as_node(client_app(1.0, mods=[vote_mod])) for n in range(1, 11)}
-    strategy = HoldOut(num_proposers=4, num_voters=6, seed=0)
+    strategy = HoldOut(ballots="approvals", num_proposers=4, num_voters=6, seed=0)
     grid = FakeGrid(nodes)
     asked = strategy.configure_train(1, arrays(), ConfigRecord(), grid)
     replies = grid.send_and_receive(asked)

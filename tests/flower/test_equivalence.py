@@ -62,6 +62,7 @@ def test_a_round_on_flower_selects_what_the_simulator_selects(rule, seed, tmp_pa
     settings = federation.config.federation
     strategy = HoldOut(
         rule=rule,
+        vote_step=1.0,
         num_proposers=settings.proposers,
         num_voters=settings.voters,
         byzantine_fraction=settings.f,

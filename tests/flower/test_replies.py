@@ -137,7 +137,10 @@ def play(strategy, lie=None, *, rounds=1):
 
 def strategies():
     return {
-        "holdout-1": HoldOut(num_proposers=5, num_voters=4, seed=1, vote_timeout=5),
+        "holdout": HoldOut(num_proposers=5, num_voters=4, seed=1),
+        "holdout-1": HoldOut(
+            rule="holdout-1", num_proposers=5, num_voters=4, seed=1, vote_timeout=5
+        ),
         "holdout-paper": HoldOut(
             num_proposers=5, num_voters=4, seed=1, rule="holdout-paper", vote_timeout=5
         ),

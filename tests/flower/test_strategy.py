@@ -66,13 +66,23 @@ def test_every_argument_of_fedavg_is_taken_in_its_place():
         ({"vote_timeout": math.inf}, "vote_timeout = inf"),
         ({"connect_timeout": math.nan}, "connect_timeout = nan"),
         ({"seed": -1}, "seed = -1"),
-        ({"rule": "krum"}, 'rule = \'krum\': must be "holdout-1" or "holdout-paper"$'),
-        ({"rule": ["holdout-1"]}, r"rule = \['holdout-1'\]: must be"),
-        ({"rule": "holdout-central"}, 'must be "holdout-1" or "holdout-paper"$'),
+        ({"rule": "krum"}, 'rule = \'krum\': with ballots = "joint" must be "holdout"$'),
+        ({"rule": ["holdout-1"]}, r"rule = \['holdout-1'\]: with ballots"),
+        ({"rule": "holdout-central"}, 'must be "holdout"$'),
+        ({"rule": "holdout-1", "ballots": "joint"}, 'must be "holdout"$'),
         (
-            {"rule": "holdout"},
-            'must be "holdout-1" or "holdout-paper"; joint ballots are not offered on Flower yet',
+            {"rule": "holdout", "ballots": "approvals"},
+            'with ballots = "approvals" must be "holdout-1" or "holdout-paper"$',
         ),
+        ({"ballots": "secret"}, 'ballots = \'secret\': must be "joint" or "approvals"'),
+        ({"ballots": ["joint"]}, r"ballots = \['joint'\]: must be"),
+        ({"vote_step": 0.1}, 'vote_step has no effect on joint ballots; give ballots="approvals"'),
+        ({"holdout_samples": 9}, "holdout_samples has no effect on joint ballots"),
+        ({"ballots": "approvals", "vote_step": 0}, "vote_step = 0: must be a number above 0"),
+        ({"ballots": "approvals", "vote_step": 1.5}, "at most 1"),
+        ({"ballots": "approvals", "vote_step": "short"}, "vote_step = 'short'"),
+        ({"trained": "*lora*"}, r"trained = '\*lora\*': must be a list of names"),
+        ({"buffers": [3]}, r"buffers = \[3\]: must be a list of names"),
         ({"fraction_train": 1.0}, "nobody would be left to vote"),
     ],
 )
@@ -224,7 +234,7 @@ def test_what_fedavg_users_rely_on_stays():
     )
     result = strategy.start(grid, arrays(0.2), num_rounds=2, evaluate_fn=evaluate_fn)
     assert seen == [(0, pytest.approx(0.2)), (1, pytest.approx(0.6)), (2, pytest.approx(0.8))]
-    assert result.train_metrics_clientapp[1]["examples"] == 50
+    assert result.train_metrics_clientapp[1]["examples"] == 100  # Voters train too.
     assert result.evaluate_metrics_clientapp[2]["answers"] == 10
     assert result.evaluate_metrics_serverapp[2]["accuracy"] == 0.2
 
@@ -247,8 +257,7 @@ def test_the_keys_of_records_can_be_chosen():
     result = strategy.start(grid, arrays(0.0), num_rounds=1)
     metrics = result.train_metrics_clientapp[1]
     assert metrics["holdout-proposals-accepted"] == 5
-    votes = [m for m in grid.sent if "vote" in m.content]
-    assert all("settings" in m.content for m in votes)
+    assert all("settings" in m.content for m in grid.sent)
 
 
 def test_federated_evaluation_asks_the_share_that_was_given():
@@ -306,7 +315,7 @@ def test_a_strategy_can_be_started_again_from_the_beginning():
     assert np.array_equal(weights(runs[0].arrays), weights(runs[1].arrays))
 
 
-def test_the_paper_s_rule_takes_updates_as_they_are_and_the_default_bounds_them():
+def test_the_paper_s_rule_takes_updates_as_they_are_and_the_first_vote_bounds_them():
     radii = {}
     for rule in ("holdout-1", "holdout-paper"):
         strategy = holdout(rule=rule, fraction_evaluate=0.0)
@@ -314,7 +323,6 @@ def test_the_paper_s_rule_takes_updates_as_they_are_and_the_default_bounds_them(
         radii[rule] = [line["radius"] for line in strategy._recorder.lines]
     # Half of the way to 1 in 15 dimensions; the next half may only shrink by a third.
     first = 0.5 * math.sqrt(15)
-    assert holdout().rule == "holdout-1"
     assert radii["holdout-1"] == [pytest.approx(first), pytest.approx(first / 1.5)]
     assert radii["holdout-paper"] == [None, None]
 
@@ -333,7 +341,11 @@ def test_a_bounded_liar_of_perfect_direction_moves_the_model_no_further_than_oth
 def test_a_run_folder_is_written_that_holdout_report_draws(tmp_path):
     folder = tmp_path / "run"
     strategy = holdout(
-        run_folder=folder, name="our-federation", attack="crashes", holdout_samples=7
+        run_folder=folder,
+        name="our-federation",
+        attack="crashes",
+        ballots="approvals",
+        holdout_samples=7,
     )
     grid = federation(10)
     grid.nodes[103] = lambda _: 1 / 0

@@ -5,7 +5,6 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
-import torch
 from flwr.app import Array, ConfigRecord, Message, MetricRecord, RecordDict
 from tests.flower.flower_grid import arrays
 
@@ -19,7 +18,7 @@ LAYOUT = Layout.of(arrays())
 def vote_call(**changes) -> VoteCall:
     call = {
         "layout": LAYOUT,
-        "stacked": torch.arange(45, dtype=torch.float32).view(3, 15),
+        "stacked": np.arange(45, dtype=np.float32).reshape(3, 15),
         "terms": Terms.paper(Fraction(1, 3)),
         "round": 4,
         "holdout_samples": None,
@@ -42,7 +41,7 @@ def test_a_vote_call_arrives_as_it_was_sent():
         others={"steps": Array(np.array(7))},
     )
     read = VoteCall.read(sent(call))
-    assert torch.equal(read.stacked, call.stacked)
+    assert np.array_equal(read.stacked, call.stacked)
     assert read.layout == call.layout
     assert (read.terms.f, read.terms.gate) == (call.terms.f, Gate.MEDIAN)
     assert (read.round, read.holdout_samples) == (4, 50)

@@ -73,6 +73,7 @@ def _stock_round(grid: Grid, nodes: list[int]) -> None:
 def _our_round(grid: Grid) -> None:
     """One round of our strategy, which does its own polling."""
     strategy = HoldOut(
+        ballots="approvals",
         num_proposers=HALF,
         num_voters=HALF,
         propose_timeout=TIMEOUT,
@@ -96,7 +97,7 @@ def _vote(grid: Grid, voters: list[int], candidates: int, weights: int) -> None:
         for node in voters:
             call = VoteCall(
                 layout=Layout.of(arrays),
-                stacked=rows[torch.randperm(len(rows))],
+                stacked=rows[torch.randperm(len(rows))].numpy(),
                 terms=Terms(Fraction(1, 3)),
                 round=1,
                 holdout_samples=None,

@@ -1,9 +1,10 @@
-"""A Flower mod around an honest client that makes some clients Byzantine.
+"""A Flower mod around an honest client that makes some clients Byzantine; remove it for real use.
 
 The clients of the first `byzantine-nodes` partitions form a coalition. They know each other's data,
 lie when they are asked to train, and vote for what does most harm.
 """
 
+import os
 import time
 from collections.abc import Callable
 
@@ -25,6 +26,8 @@ def byzantine_mod(message: Message, context: Context, call_next: Client) -> Mess
         return call_next(message, context)
     if kind == "crash":
         raise RuntimeError("this client crashes")
+    if kind == "quit":
+        os._exit(1)  # The client's process is gone, without a word to anybody.
     if kind == "silence":
         time.sleep(float(context.run_config["timeout"]) + 5)
     if message.metadata.message_type == "train":
@@ -45,6 +48,8 @@ def propose(kind: str, message: Message, context: Context, call_next: Client) ->
         return reply(message, {n: w - FLIP * (trained[n] - w) for n, w in weights.items()})
     if kind == "nan":
         return reply(message, {n: np.full_like(w, np.nan) for n, w in weights.items()})
+    if kind == "bomb":
+        return reply(message, {name: bomb(array) for name, array in honest.items()})
     if kind == "wrong-shape":
         return reply(message, {n: np.zeros((2, 3), np.float32) for n in weights})
     if kind == "junk":
@@ -54,6 +59,14 @@ def propose(kind: str, message: Message, context: Context, call_next: Client) ->
         }
         return reply(message, junk)
     return call_next(message, context)
+
+
+def bomb(array: Array) -> Array:
+    """A small header that announces an array of many gigabytes."""
+    sides = "(1000000, 1000000)"
+    header = f"{{'descr': '<f4', 'fortran_order': False, 'shape': {sides}, }}\n".encode()
+    data = b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header
+    return Array(dtype="float32", shape=tuple(array.shape), stype=array.stype, data=data)
 
 
 def alie(weights: Arrays, message: Message, context: Context, call_next: Client) -> Arrays:
@@ -75,7 +88,7 @@ def alie(weights: Arrays, message: Message, context: Context, call_next: Client)
 
 def vote(kind: str, message: Message, context: Context, call_next: Client) -> Message:
     """A ballot for the candidates of largest loss, or something that is not a ballot."""
-    if kind in {"nan", "junk", "wrong-shape"}:
+    if kind in {"nan", "junk", "wrong-shape", "bomb"}:
         nonsense = MetricRecord({"approved": [-1, 10**6, 0, 0]})
         return Message(RecordDict({"ballot": nonsense}), reply_to=message)
     honest = set(call_next(message, context).content["ballot"]["approved"])

@@ -1,7 +1,8 @@
-"""The client: trains, evaluates, and votes.
+"""The client: trains and evaluates, and can name the candidates that it approves.
 
-`vote` is the only function that HoldOut SGD adds. Without it, `ClientApp(mods=[vote_mod])` lets
-the ordinary `evaluate` vote: slower, but it works with any framework and any loss.
+With joint ballots (`strategy="holdout"`) `train` is all that HoldOut SGD asks for. Only approvals
+(`strategy="holdout-1"`) need `vote`. Without it, `ClientApp(mods=[vote_mod])` lets the ordinary
+`evaluate` vote: slower, but it works with any framework and any loss.
 """
 
 import torch

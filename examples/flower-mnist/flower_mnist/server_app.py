@@ -45,11 +45,13 @@ def make_strategy(context: Context) -> Strategy:
         "name": "flower-mnist",
         "attack": str(config["byzantine"]),
     }
-    if name not in {"holdout-1", "holdout-paper"}:
+    if name not in {"holdout", "holdout-1", "holdout-paper"}:
         return Robust(rule=name, **settings)
+    settings["num_voters"] = int(config["num-voters"])
+    if name == "holdout":  # Joint ballots: nothing else to say, on the server or on the client.
+        return HoldOut(**settings)
     return HoldOut(
         rule=name,
-        num_voters=int(config["num-voters"]),
         vote_timeout=float(config["timeout"]),
         holdout_samples=int(config["holdout-samples"]) or None,
         # Two of five voters may lie in this example: the three others must be enough.

@@ -19,7 +19,7 @@ from holdout.errors import PluginError
 from holdout.federation.coalition import Lies, as_liars_see, lie_to_server
 from holdout.federation.custom_workers import Heard, ask_to_propose, ask_to_vote, count_missing
 from holdout.federation.electorate import VoterScores, electorate_of, score_voters
-from holdout.federation.joint_ballots import JointVoters, joint_voters, kept_of, memory_of
+from holdout.federation.joint_ballots import JointVoters, joint_voters, memory_of
 from holdout.federation.reports import Reporters
 from holdout.federation.round_setup import (
     Curve,
@@ -80,7 +80,7 @@ def run_round(federation: Federation, curve: Curve, state: State) -> tuple[Round
     radius, rule_state = state.radius, state.rule_state
     if voters is not None:
         decision, memory = _vote_jointly(voters, admitted, lies)
-        radius, rule_state = memory.radius, kept_of(memory)
+        radius, rule_state = memory.radius, memory.kept()
     elif isinstance(method, Terms):
         bounded = admitted
         if method.bound:

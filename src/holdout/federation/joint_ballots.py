@@ -9,7 +9,7 @@ from torch import Tensor
 
 from holdout import device
 from holdout.attacks import CoalitionView, MessageView
-from holdout.custom_code import Kept, Lent, guard, own_copies
+from holdout.custom_code import Lent, guard, own_copies
 from holdout.federation.custom_workers import Heard, ask_to_vote
 from holdout.federation.round_setup import RoundSetup, State
 from holdout.ids import WorkerId
@@ -128,26 +128,6 @@ def joint_voters(setup: RoundSetup, heard: Heard) -> JointVoters | None:
     return JointVoters(setup, terms, heard)
 
 
-DIRECTION, MESSAGE_RADIUS, ROUNDS = "direction", "message_radius", "rounds"
-"""The names under which a joint vote's memory is kept in the state of its rule."""
-
-
 def memory_of(state: State) -> JointMemory:
     """What the vote of the last round handed on."""
-    radius = state.rule_state.get(MESSAGE_RADIUS)
-    return JointMemory(
-        rounds=int(state.rule_state.get(ROUNDS, 0)),
-        radius=state.radius,
-        message_radius=None if radius is None else float(radius),
-        direction=state.rule_state.get(DIRECTION),
-    )
-
-
-def kept_of(memory: JointMemory) -> Kept:
-    """What the state of the rule holds of it; the proposals' radius is kept by itself."""
-    kept: Kept = {ROUNDS: device.tensor(memory.rounds)}
-    if memory.direction is not None:
-        kept[DIRECTION] = memory.direction
-    if memory.message_radius is not None:
-        kept[MESSAGE_RADIUS] = device.tensor(memory.message_radius, dtype=torch.float64)
-    return kept
+    return JointMemory.of(state.rule_state, radius=state.radius)

@@ -3,21 +3,28 @@
     HoldOut         the vote, as a strategy                                  (strategy)
     Robust          a baseline rule with the same checks of every reply      (strategy)
     vote_mod        lets an ordinary `@app.evaluate()` vote                  (client)
-    vote            the fast path: all candidates in one batched evaluation  (client)
+    vote            the fast path: all candidates in one batched evaluation  (torch_vote)
 
 Below them:
 
     base            what both strategies share: draws, checks, evaluation
+    joint           voters' own updates as ballots
+    inner           other strategies of Flower inside a vote
     open_round      one round: whom it asked, what they sent, the step
-    vote_messages   the vote message and the ballot that answers it
+    vote_messages   the vote message and the ballot of approvals that answers it
     arrays          a model's arrays <-> one flat vector
     exchange        sending, polling, and matching replies to questions
     roster          who is connected, who is silent
     metrics         the metrics that clients report
     recording       Flower's `Result` and the run folder
 
-Flower is imported nowhere else in `holdout`.
+Flower is imported nowhere else in `holdout`. Names are loaded at first use: a client that votes by
+`vote_mod` runs without torch.
 """
+
+from typing import TYPE_CHECKING
+
+from holdout import lazy
 
 try:
     import flwr as _flwr  # noqa: F401  (Only to explain its absence.)
@@ -26,7 +33,18 @@ except ModuleNotFoundError as error:  # pragma: no cover
         'holdout.flower needs Flower: pip install "holdout-sgd[flower]"', name=error.name
     ) from error
 
-from holdout.flower.client import VoteMod, vote, vote_mod
-from holdout.flower.strategy import HoldOut, Robust
+if TYPE_CHECKING:
+    from holdout.flower.client import VoteMod, vote_mod
+    from holdout.flower.strategy import HoldOut, Robust
+    from holdout.flower.torch_vote import vote
+else:
+    __getattr__, __dir__ = lazy.attributes(
+        __name__,
+        {
+            "holdout.flower.client": ("VoteMod", "vote_mod"),
+            "holdout.flower.strategy": ("HoldOut", "Robust"),
+            "holdout.flower.torch_vote": ("vote",),
+        },
+    )
 
 __all__ = ["HoldOut", "Robust", "VoteMod", "vote", "vote_mod"]

@@ -32,7 +32,7 @@ from flwr.serverapp.strategy import FedAvg, Result
 
 from holdout.custom_code import Kept
 from holdout.errors import ConfigError, MisuseError
-from holdout.flower.arrays import Layout
+from holdout.flower.arrays import BUFFERS, Layout
 from holdout.flower.exchange import Answers, PollingGrid, collate, log_faults
 from holdout.flower.metrics import MetricsFunction, aggregate_metrics, median_metrics
 from holdout.flower.open_round import DrawSizes, OpenRound, Verdict, make_record
@@ -74,6 +74,8 @@ class CheckedStrategy(FedAvg):
     rule: str
     num_proposers: int | None = None
     byzantine_fraction: float | str | Fraction = 0.33
+    trained: Sequence[str] = ("*",)
+    buffers: Sequence[str] = BUFFERS
     propose_timeout: float = 600.0
     connect_timeout: float = 300.0
     seed: int | None = None
@@ -141,9 +143,24 @@ class CheckedStrategy(FedAvg):
     def _sizes(self, connected: int) -> DrawSizes:
         """How many nodes propose and vote, given how many are connected."""
 
+    def _trainers(self, proposers: Sequence[int], voters: Sequence[int]) -> list[int]:  # noqa: ARG002
+        """The nodes that get the `train` message, of those drawn."""
+        return list(proposers)
+
     @abstractmethod
-    def _decide(self, open_round: OpenRound, admitted: AdmittedProposals) -> Verdict:
-        """From valid updates to a decision."""
+    def _decide(
+        self, open_round: OpenRound, admitted: AdmittedProposals, answers: Answers
+    ) -> Verdict:
+        """From valid updates to a decision; `answers` are those to the `train` messages."""
+
+    def _step(
+        self, open_round: OpenRound, admitted: AdmittedProposals, verdict: Verdict
+    ) -> tuple[ArrayRecord, Verdict]:
+        """The next model, and the verdict with the round's outcome."""
+        arrays, outcome = open_round.step(
+            verdict.decision, f=self._exact_fraction(), valid=admitted.valid
+        )
+        return arrays, replace(verdict, decision=replace(verdict.decision, outcome=outcome))
 
     @abstractmethod
     def _voters_in_words(self) -> str:
@@ -202,7 +219,7 @@ class CheckedStrategy(FedAvg):
         self._open = None
         if self.fraction_train == 0.0:
             return []
-        layout = Layout.of(arrays)
+        layout = Layout.of(arrays, trained=self.trained, buffers=self.buffers)
         weights = layout.flatten(arrays)
         began = time.monotonic()
         nodes, sizes = self._draw_pool(grid, server_round)
@@ -224,7 +241,8 @@ class CheckedStrategy(FedAvg):
         )
         config["server-round"] = server_round
         record = RecordDict({self.arrayrecord_key: arrays, self.configrecord_key: config})
-        messages = [self._ask(record, node, MessageType.TRAIN, server_round) for node in proposers]
+        trainers = self._trainers(proposers, voters)
+        messages = [self._ask(record, node, MessageType.TRAIN, server_round) for node in trainers]
         now = time.monotonic()
         self._open = OpenRound(
             number=RoundNumber(server_round),
@@ -254,12 +272,21 @@ class CheckedStrategy(FedAvg):
         self._open = None
         propose_seconds = time.monotonic() - open_round.asked_at
         answers = self._collate(open_round.asked, replies, server_round)
-        admitted, faults = open_round.admit(answers, key=self.arrayrecord_key)
+        # Before the arrays are read: what is read is no longer held.
+        metrics = (
+            aggregate_metrics(
+                list(answers.contents.values()), self.train_metrics_aggr_fn, self.weighted_by_key
+            )
+            or MetricRecord()
+        )
+        of_proposers = answers.without(open_round.voters)
+        admitted, faults = open_round.admit(of_proposers, key=self.arrayrecord_key)
         log_faults("proposal", faults)
-        verdict = self._decide(open_round, admitted)
+        verdict = self._decide(open_round, admitted, answers)
+        log_faults("proposal", verdict.proposal_faults)
         log_faults("ballot", verdict.ballot_faults)
-        arrays, outcome = open_round.step(verdict.decision)
-        verdict = replace(verdict, decision=replace(verdict.decision, outcome=outcome))
+        faults += verdict.proposal_faults
+        arrays, verdict = self._step(open_round, admitted, verdict)
         self._radius, self._rule_state = verdict.radius, verdict.rule_state
         decide = time.monotonic() - open_round.asked_at - propose_seconds - verdict.vote_seconds
         seconds = Seconds(open_round.wait_seconds, propose_seconds, verdict.vote_seconds, decide)
@@ -274,17 +301,12 @@ class CheckedStrategy(FedAvg):
                 seed=self._seed,
                 seconds=seconds.total,
             ),
-            accepted=len(admitted.valid),
+            accepted=len(admitted.valid) - len(verdict.proposal_faults),
             left_out=len(self._roster.resting(server_round)),
             seconds=seconds,
         )
         self._recorder.add(report)
         report.log()
-        contents = list(answers.contents.values())
-        metrics = (
-            aggregate_metrics(contents, self.train_metrics_aggr_fn, self.weighted_by_key)
-            or MetricRecord()
-        )
         for key, value in report.metrics().items():
             metrics[key] = value
         return arrays, metrics
@@ -331,6 +353,8 @@ class CheckedStrategy(FedAvg):
         problems = [
             *count_problems("num_proposers", self.num_proposers),
             *count_problems("seed", self.seed, least=0),
+            *pattern_problems("trained", self.trained),
+            *pattern_problems("buffers", self.buffers),
             *timeout_problems("propose_timeout", self.propose_timeout),
             *timeout_problems("connect_timeout", self.connect_timeout),
         ]
@@ -429,6 +453,14 @@ def count_problems(argument: str, value: int | None, *, least: int = 1) -> list[
     if value is None or (type(value) is int and value >= least):
         return []
     return [f"{argument} = {value!r}: must be a whole number, {least} or more"]
+
+
+def pattern_problems(argument: str, patterns: object) -> list[str]:
+    """What is wrong with an argument that must be a list of names, in which `*` may stand."""
+    right = isinstance(patterns, list | tuple) and all(isinstance(p, str) for p in patterns)
+    return (
+        [] if right else [f'{argument} = {patterns!r}: must be a list of names, such as ["*bn*"]']
+    )
 
 
 def timeout_problems(argument: str, seconds: float) -> list[str]:

@@ -16,7 +16,7 @@ thread, which asks for that one reply, often at first and then less and less oft
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from queue import Empty, SimpleQueue
@@ -61,6 +61,7 @@ class ReplyFault(StrEnum):
     """Its records, or the names of its arrays, are not those of such a reply."""
     MISSHAPEN = "misshapen"
     WRONG_DTYPE = "wrong-dtype"
+    NOT_FINITE = "not-finite"
     UNREADABLE = "unreadable"
     """Its bytes are not an array."""
 
@@ -83,6 +84,19 @@ class Answers:
     faults: list[RejectedReply] = field(default_factory=list)
     silent: list[int] = field(default_factory=list)
     """Nodes that sent nothing, or that the SuperLink knows to be gone."""
+
+    def only(self, nodes: Collection[int]) -> "Answers":
+        """The same, as far as it concerns these nodes."""
+        return Answers(
+            {node: content for node, content in self.contents.items() if node in nodes},
+            [fault for fault in self.faults if fault.node in nodes],
+            [node for node in self.silent if node in nodes],
+        )
+
+    def without(self, nodes: Collection[int]) -> "Answers":
+        """The same, except for what concerns these nodes."""
+        others = {*self.contents, *self.silent, *(fault.node for fault in self.faults)}
+        return self.only(others.difference(nodes))
 
 
 def exchange(

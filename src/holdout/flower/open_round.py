@@ -1,17 +1,19 @@
 """One round of a federation, as values: whom it asked, what they sent, what was decided."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from fractions import Fraction
 from typing import NamedTuple
 
-from flwr.app import ArrayRecord, Metadata
+import torch
+from flwr.app import Array, ArrayRecord, Metadata
 from flwr.serverapp import Grid
 from torch import Tensor
 
 from holdout.custom_code import Kept
-from holdout.flower.arrays import Layout, read_proposal
+from holdout.flower.arrays import Layout, Numbers, read_proposal
 from holdout.flower.exchange import Answers, RejectedReply, ReplyFault
-from holdout.ids import RoundNumber, WorkerId
+from holdout.ids import ProposalId, RoundNumber, WorkerId
 from holdout.rounds import (
     AdmittedProposals,
     Decision,
@@ -20,7 +22,7 @@ from holdout.rounds import (
     admit_proposals,
     record_round,
 )
-from holdout.voting import Committee
+from holdout.voting import Committee, tolerated_count
 
 
 class DrawSizes(NamedTuple):
@@ -36,6 +38,10 @@ class Verdict:
 
     decision: Decision
     ballot_faults: Sequence[RejectedReply] = ()
+    proposal_faults: Sequence[RejectedReply] = ()
+    """Valid updates that do not count all the same."""
+    accepted: Sequence[Tensor] = ()
+    """The accepted updates, bounded; only where they are needed one by one."""
     radius: float | None = None
     """The bound on this round's updates, if there is one."""
     rule_state: Kept = field(default_factory=dict)
@@ -65,20 +71,36 @@ class OpenRound:
     """What the rule kept of the last round."""
     wait_seconds: float
     asked_at: float
+    buffers: dict[int, Mapping[str, Numbers]] = field(default_factory=dict)
+    """Node id -> the buffers of its reply, as far as replies have been read."""
 
-    def admit(self, answers: Answers, *, key: str) -> tuple[AdmittedProposals, list[RejectedReply]]:
-        """The valid updates g_j = w - w_j, and every reply that holds none."""
+    def take(
+        self, answers: Answers, nodes: Sequence[int], *, key: str
+    ) -> tuple[list[Tensor | None], list[RejectedReply]]:
+        """The updates g_j = w - w_j of these nodes, and every reply that holds none.
+
+        An array is no longer held by the reply once it has been read.
+        """
         faults = list(answers.faults)
-        received: list[Tensor | None] = []
-        for node in self.proposers:
+        updates: list[Tensor | None] = []
+        for node in nodes:
             update = None
             if node in answers.contents:
-                found = read_proposal(answers.contents[node], self.layout, key=key)
+                content = answers.contents[node]
+                found = read_proposal(content, self.layout, key=key)
+                for name in list(content.array_records):
+                    del content[name]
                 if isinstance(found, ReplyFault):
                     faults.append(RejectedReply(node, found.value))
                 else:
-                    update = self.weights - found
-            received.append(update)
+                    self.buffers[node] = found.buffers
+                    update = torch.sub(self.weights, found.weights, out=found.weights)
+            updates.append(update)
+        return updates, faults
+
+    def admit(self, answers: Answers, *, key: str) -> tuple[AdmittedProposals, list[RejectedReply]]:
+        """The valid updates of the proposers, and every reply that holds none."""
+        received, faults = self.take(answers, self.proposers, key=key)
         admitted = admit_proposals(received, dimension=len(self.weights))
         # What is missing for the core is among the faults already, with the reason.
         faults += [
@@ -88,12 +110,26 @@ class OpenRound:
         ]
         return admitted, faults
 
-    def step(self, decision: Decision) -> tuple[ArrayRecord, Outcome]:
-        """The next model w - v (the learning rate is part of v), and the round's outcome."""
+    def average_buffers(self, proposals: Iterable[ProposalId], *, f: Fraction) -> dict[str, Array]:
+        """The mean of these proposers' buffers; what is not averaged is as in the current model."""
+        held = [self.buffers[self.proposers[proposal]] for proposal in proposals]
+        averaged = self.layout.average_buffers(held, cut=tolerated_count(len(held), f))
+        return {**self.layout.others(self.arrays), **averaged}
+
+    def step(
+        self, decision: Decision, *, f: Fraction, valid: Iterable[ProposalId]
+    ) -> tuple[ArrayRecord, Outcome]:
+        """The next model w - v (the learning rate is part of v), and the round's outcome.
+
+        Buffers are averaged over the selection or, where the rule names nobody, over all that is
+        `valid`.
+        """
         update = decision.update
         if decision.outcome is not Outcome.STEP or update is None:
             return self.arrays, decision.outcome
-        arrays = self.layout.fill(self.weights - update, self.layout.others(self.arrays))
+        chosen = valid if decision.selection is None else decision.selection
+        others = self.average_buffers(chosen, f=f)
+        arrays = self.layout.fill(self.weights - update, others)
         # The model's dtype may be narrower than the vector's.
         landed = self.layout.read(arrays)
         if isinstance(landed, ReplyFault) or not landed.isfinite().all():

@@ -2,26 +2,36 @@
 
 import math
 import time
-from collections.abc import Iterator
-from dataclasses import dataclass
-from fractions import Fraction
-from typing import Any, Literal
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
-from flwr.app import Message, Metadata
+from flwr.app import ArrayRecord, ConfigRecord, Message, Metadata
+from flwr.serverapp import Grid
+from flwr.serverapp.strategy import FedAvg
+from torch import Tensor
 
+from holdout import device
 from holdout.custom_code import checked_copy, private_copy
-from holdout.errors import InfeasibleError
+from holdout.errors import InfeasibleError, MisuseError
+from holdout.flower.arrays import Layout
 from holdout.flower.base import CheckedStrategy, count_problems, timeout_problems
-from holdout.flower.exchange import Answers, RejectedReply, exchange
+from holdout.flower.exchange import Answers, RejectedReply, ReplyFault, exchange
+from holdout.flower.inner import INNER, aggregate, inner_problems, prepare, state_of, with_state
+from holdout.flower.joint import TOO_FAR, hold_joint_vote, joint_terms
 from holdout.flower.open_round import DrawSizes, OpenRound, Verdict
 from holdout.flower.vote_messages import PLAIN_VOTE_TYPE, VOTE_TYPE, VoteCall, read_ballot
 from holdout.ids import ProposalId
+from holdout.joint_vote import JointMemory
+from holdout.learning.vector import ProposalFault
 from holdout.rounds import (
     AdmittedProposals,
     Decision,
     Outcome,
+    admit_proposals,
     apply_rule,
+    bound_update,
     bound_updates,
     conclude_vote,
 )
@@ -29,44 +39,53 @@ from holdout.rules import PRE_AGGREGATIONS, RULES, Rule, RuleContext, find_rule
 from holdout.seeds import stream
 from holdout.voting import VOTES, Terms, tolerated_count
 
+_ABSENT = (ReplyFault.MISSING, ReplyFault.UNAVAILABLE, ReplyFault.ERROR)
+"""Replies that did not come: they say nothing about who lies."""
+
 APP_RAISED = 2
 """Flower's error code of a client whose app raised, as it does for a type it does not know."""
 
 
-def _rule_problems(rule: object) -> list[str]:
-    """What is wrong with the name of a vote; a voter's messages here are names of proposals."""
-    joint: list[str] = []
-    offered: list[str] = []
-    for name, vote in VOTES.items():
-        if not vote.has_server:
-            (joint if vote.terms(Fraction(0)).is_joint else offered).append(name)
-    if rule in offered:
-        return []
-    wanted = " or ".join(f'"{name}"' for name in reversed(offered))
-    why = "; joint ballots are not offered on Flower yet" if rule in joint else ""
-    return [f"rule = {rule!r}: must be {wanted}{why}"]
+JOINT, APPROVALS = "joint", "approvals"
+_RULES = {JOINT: ("holdout",), APPROVALS: ("holdout-1", "holdout-paper")}
+"""The rules that go with a kind of ballot, the usual one first."""
+_STEPS = {"holdout-1": 0.1, "holdout-paper": 1.0}
+"""How far along an update a voter judges it, unless the user says so."""
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
 class HoldOut(CheckedStrategy):
-    """HoldOut SGD: some nodes propose, others vote, and what they approve is averaged.
+    """HoldOut SGD: some nodes propose, others judge, and what stands is averaged.
 
     Takes what `FedAvg` takes, and:
 
     Args:
-        num_proposers: N_p, the nodes that train in a round. Without it `FedAvg`'s `fraction_train`
-            (here 0.5 by default) and `min_train_nodes` decide.
-        num_voters: N_c, the nodes that vote; none of them trains in the same round. By default as
+        num_proposers: N_p, the nodes whose updates are averaged in a round. Without it `FedAvg`'s
+            `fraction_train` (here 0.5 by default) and `min_train_nodes` decide.
+        num_voters: N_c, the nodes that vote; none of them proposes in the same round. By default as
             many as propose, if there are as many.
         byzantine_fraction: The share f of liars to withstand, below 1/2: 0.33, or exactly "1/3".
-        holdout_samples: How many of its samples a voter judges by (m_c); None: all.
-        propose_timeout: Seconds after which a proposer counts as silent.
-        vote_timeout: The same for a voter, and for federated evaluation.
+        ballots: "joint": a voter gets the same `train` message as a proposer, and its update is not
+            averaged but judges the others; clients need no change. "approvals": voters get all
+            candidates and name those that do well on their data, by `vote_mod` or `flower.vote`.
+        rule: "holdout" with joint ballots; with approvals "holdout-1", or "holdout-paper" for the
+            vote exactly as published. By default the first that goes with the ballots.
+        inner: A strategy of Flower's (FedAdam, FedAvgM, FedProx, ...) through whose aggregation the
+            accepted updates go, equally weighted, instead of the vote's own average.
+        trained: Names of the arrays that are trained, with `*` for any text: ["*lora*"]. Others
+            stay as they are in the initial arrays, and replies may leave them out.
+        buffers: Names of arrays that are averaged over the accepted clients but never judged; by
+            default what torch and Keras call the statistics of batch norm. Integers and truth
+            values are always buffers.
+        vote_step: Approvals only: the part of an update by which voters go before they judge. By
+            default 0.1, and 1 for "holdout-paper".
+        holdout_samples: Approvals only: how many of its samples a voter judges by (m_c); None: all.
+        propose_timeout: Seconds after which a proposer counts as silent; with joint ballots also a
+            voter.
+        vote_timeout: The same for a voter who is sent candidates, and for federated evaluation.
         min_ballots: With fewer valid ballots the model is kept. By default two thirds of the voters
-            drawn, rounded up.
+            drawn, rounded up; with joint ballots a third, since earlier rounds judge along.
         seed: Decides every draw. By default a secret one, which the run folder records.
-        rule: "holdout-1", or "holdout-paper" for the vote exactly as published. "holdout", whose
-            voters send updates of their own, is not offered on Flower yet.
         connect_timeout: Seconds to wait for enough nodes to be connected before giving up.
         run_folder: Where to write what `holdout report` draws; must be new or empty.
         name: What the report calls the run.
@@ -74,23 +93,52 @@ class HoldOut(CheckedStrategy):
 
     Example:
         >>> strategy = HoldOut(num_proposers=5, num_voters=5, byzantine_fraction="1/3", seed=0)
-        >>> strategy.terms.approve_count(5), strategy.terms.quorum(drawn=5, valid=5)
-        (4, 3)
+        >>> strategy.rule, strategy.ballots, strategy.terms.is_joint
+        ('holdout', 'joint', True)
+        >>> HoldOut(ballots="approvals").rule
+        'holdout-1'
     """
 
-    rule: Literal["holdout-1", "holdout-paper"] = "holdout-1"
+    rule: str = ""
+    ballots: str = ""
+    inner: FedAvg | None = None
     num_voters: int | None = None
+    vote_step: float | None = None
     holdout_samples: int | None = None
     vote_timeout: float = 300.0
     min_ballots: int | None = None
 
     default_fraction_train = 0.5
 
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        """Refuse to be mixed with a strategy whose aggregation would never be called."""
+        super().__init_subclass__(**kwargs)
+        for other in cls.__mro__:
+            if issubclass(other, FedAvg) and not issubclass(other, CheckedStrategy | HoldOut):
+                if other is FedAvg:
+                    continue
+                raise MisuseError(
+                    f"{cls.__name__} inherits from HoldOut and {other.__name__}, whose aggregation "
+                    f"would never be called; write HoldOut(inner={other.__name__}(...))"
+                )
+
+    def __post_init__(self, *arguments: Any) -> None:
+        """Settle which rule goes with which ballots, then check every argument."""
+        if not self.ballots:
+            self.ballots = APPROVALS if self.rule in _RULES[APPROVALS] else JOINT
+        if not self.rule and self.ballots in tuple(_RULES):
+            self.rule = _RULES[self.ballots][0]
+        super().__post_init__(*arguments)
+
     @property
     def terms(self) -> Terms:
         """The terms of the vote: f, and what the rule adds."""
         f = self._exact_fraction()
-        return VOTES[self.rule].terms(f)
+        return joint_terms(f) if self._is_joint else VOTES[self.rule].terms(f)
+
+    @property
+    def _is_joint(self) -> bool:
+        return self.ballots == JOINT
 
     @property
     def _evaluate_timeout(self) -> float:
@@ -102,6 +150,7 @@ class HoldOut(CheckedStrategy):
             *count_problems("holdout_samples", self.holdout_samples),
             *count_problems("min_ballots", self.min_ballots),
             *timeout_problems("vote_timeout", self.vote_timeout),
+            *inner_problems(self.inner, array_key=self.arrayrecord_key),
         ]
         voters, least = self.num_voters, self.min_ballots
         if type(voters) is int and type(least) is int and least > voters:
@@ -111,7 +160,28 @@ class HoldOut(CheckedStrategy):
                 f"fraction_train = {self.fraction_train}: nobody would be left to vote, since "
                 "proposers do not; give num_proposers and num_voters, or a smaller fraction"
             )
-        return [*problems, *_rule_problems(self.rule)]
+        return [*problems, *self._ballot_problems()]
+
+    def _ballot_problems(self) -> list[str]:
+        """Contradictions between ballots, rule and what concerns only one kind of ballot."""
+        if self.ballots not in tuple(_RULES):
+            return [f'ballots = {self.ballots!r}: must be "{JOINT}" or "{APPROVALS}"']
+        usable = _RULES[self.ballots]
+        problems = []
+        if self.rule not in usable:
+            wanted = " or ".join(f'"{name}"' for name in usable)
+            problems.append(
+                f'rule = {self.rule!r}: with ballots = "{self.ballots}" must be {wanted}'
+            )
+        step = self.vote_step
+        if step is not None and not (isinstance(step, int | float) and 0 < step <= 1):
+            problems.append(f"vote_step = {step!r}: must be a number above 0 and at most 1")
+        problems += [
+            f'{argument} has no effect on joint ballots; give ballots="{APPROVALS}" with it'
+            for argument in ("vote_step", "holdout_samples")
+            if self._is_joint and getattr(self, argument) is not None
+        ]
+        return problems
 
     def _sizes(self, connected: int) -> DrawSizes:
         proposers = self._proposers_among(connected)
@@ -119,19 +189,43 @@ class HoldOut(CheckedStrategy):
             return DrawSizes(proposers, self.num_voters)
         return DrawSizes(proposers, max(1, min(proposers, connected - proposers)))
 
-    def _decide(self, open_round: OpenRound, admitted: AdmittedProposals) -> Verdict:
+    def configure_train(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """Draw the committee and ask it, with the plain `train` message."""
+        if self.inner is not None and self.fraction_train != 0.0:
+            # Even what only prepares a round may note something for its end.
+            self._inner = with_state(self.inner, self._rule_state)
+            prepare(self._inner, server_round, self._trained_part(arrays), config)
+        return super().configure_train(server_round, arrays, config, grid)
+
+    def _trained_part(self, arrays: ArrayRecord) -> ArrayRecord:
+        layout = Layout.of(arrays, trained=self.trained, buffers=self.buffers)
+        return ArrayRecord({name: arrays[name] for name, _, _ in layout.trained})
+
+    def _trainers(self, proposers: Sequence[int], voters: Sequence[int]) -> list[int]:
+        if not self._is_joint:
+            return list(proposers)
+        # In the order of their numbers, so that not even a node's turn tells what it was drawn for.
+        return sorted([*proposers, *voters], key=self._roster.numbers.__getitem__)
+
+    def _decide(
+        self, open_round: OpenRound, admitted: AdmittedProposals, answers: Answers
+    ) -> Verdict:
+        if self._is_joint:
+            return self._decide_jointly(open_round, admitted, answers)
         radius = None
         if self.terms.bound:
             admitted, radius = bound_updates(admitted, previous_radius=open_round.previous_radius)
         if not admitted.valid:
             return Verdict(Decision(Outcome.NO_PROPOSALS), radius=radius)
         began = time.monotonic()
-        answers, orders = self._ask_voters(open_round, admitted)
+        votes, orders = self._ask_voters(open_round, admitted)
         vote_seconds = time.monotonic() - began
         numbers = self._roster.numbers
         sent = [
             (numbers[node], read_ballot(content, orders[node]))
-            for node, content in answers.contents.items()
+            for node, content in votes.contents.items()
         ]
         voters = [numbers[node] for node in open_round.voters]
         decision = conclude_vote(
@@ -143,17 +237,92 @@ class HoldOut(CheckedStrategy):
         )
         return Verdict(
             decision,
-            ballot_faults=self._ballot_faults(open_round, answers, decision),
+            ballot_faults=self._ballot_faults(open_round, votes, decision),
             radius=radius,
             vote_seconds=vote_seconds,
+            accepted=self._accepted(admitted, decision, radius),
         )
+
+    def _decide_jointly(
+        self, open_round: OpenRound, admitted: AdmittedProposals, answers: Answers
+    ) -> Verdict:
+        """The voters' answers to the `train` message are their ballots."""
+        numbers = self._roster.numbers
+        received, faults = open_round.take(
+            answers.only(open_round.voters), open_round.voters, key=self.arrayrecord_key
+        )
+        read = admit_proposals(received, dimension=len(open_round.weights))
+        faults += [
+            RejectedReply(open_round.voters[place], fault.value)
+            for place, fault in read.faults.items()
+            if received[place] is not None
+        ]
+        wrong = sum(fault is not ProposalFault.MISSING for fault in admitted.faults.values())
+        wrong += sum(fault.reason not in _ABSENT for fault in faults)
+        found = hold_joint_vote(
+            admitted,
+            {numbers[open_round.voters[place]]: update for place, update in read.valid.items()},
+            voters=[numbers[node] for node in open_round.voters],
+            f=self._exact_fraction(),
+            memory=JointMemory.of(open_round.rule_state, radius=open_round.previous_radius),
+            invalid=wrong,
+            ballots_min=self._ballots_needed(len(open_round.voters)),
+        )
+        nodes = {numbers[node]: node for node in open_round.voters}
+        return Verdict(
+            found.decision,
+            ballot_faults=[
+                *faults,
+                *(RejectedReply(nodes[voter], TOO_FAR) for voter in found.far_voters),
+            ],
+            proposal_faults=[
+                RejectedReply(open_round.proposers[place], TOO_FAR) for place in found.far_proposals
+            ],
+            radius=found.memory.radius,
+            rule_state=found.memory.kept(),
+            accepted=self._accepted(admitted, found.decision, found.memory.radius),
+        )
+
+    def _accepted(
+        self, admitted: AdmittedProposals, decision: Decision, radius: float | None
+    ) -> list[Tensor]:
+        """The accepted updates one by one, bounded, if an inner strategy wants them."""
+        if self.inner is None or decision.outcome is not Outcome.STEP:
+            return []
+        return [bound_update(admitted.valid[p], radius) for p in decision.selection or ()]
+
+    def _step(
+        self, open_round: OpenRound, admitted: AdmittedProposals, verdict: Verdict
+    ) -> tuple[ArrayRecord, Verdict]:
+        if self.inner is None:
+            return super()._step(open_round, admitted, verdict)
+        kept = {k: v for k, v in open_round.rule_state.items() if k.startswith(INNER)}
+        if verdict.accepted:
+            layout = open_round.layout.only_trained()
+            models = [layout.fill(open_round.weights - u, {}) for u in verdict.accepted]
+            arrays = aggregate(self._inner, open_round.number, models)
+            # What is not finite, or nothing at all, is found out by the step.
+            found = ReplyFault.MALFORMED if arrays is None else layout.read(arrays)
+            update = (
+                torch.full_like(open_round.weights, torch.nan)
+                if isinstance(found, ReplyFault)
+                else open_round.weights - found
+            )
+            kept = state_of(self._inner)
+            verdict = replace(verdict, decision=replace(verdict.decision, update=update))
+        verdict = replace(verdict, rule_state={**verdict.rule_state, **kept})
+        return super()._step(open_round, admitted, verdict)
 
     def _ask_voters(
         self, open_round: OpenRound, admitted: AdmittedProposals
     ) -> tuple[Answers, dict[int, list[ProposalId]]]:
         """Every voter's answer, and the order in which each voter saw the proposals."""
         ids = list(admitted.valid)
-        rows = torch.cat([open_round.weights[None], open_round.weights - admitted.stacked()])
+        step = _STEPS[self.rule] if self.vote_step is None else self.vote_step
+        candidates = open_round.weights - step * admitted.stacked()
+        rows = device.to_numpy(torch.cat([open_round.weights[None], candidates]))
+        # Nobody judges buffers: all candidates have the same, as current as can be.
+        others = open_round.average_buffers(ids, f=self._exact_fraction())
         numbers, vote_types = self._roster.numbers, self._roster.vote_types
         # Each voter gets another order: a place says nothing about a proposer, to any voter.
         orders = {
@@ -172,7 +341,7 @@ class HoldOut(CheckedStrategy):
                 terms=self.terms,
                 round=open_round.number,
                 holdout_samples=self.holdout_samples,
-                others=open_round.layout.others(open_round.arrays),
+                others=others,
                 config=self._evaluate_config,
                 array_key=self.arrayrecord_key,
                 config_key=self.configrecord_key,
@@ -213,13 +382,18 @@ class HoldOut(CheckedStrategy):
         ]
 
     def _ballots_needed(self, drawn: int) -> int:
-        return math.ceil(2 * drawn / 3) if self.min_ballots is None else self.min_ballots
+        if self.min_ballots is not None:
+            return self.min_ballots
+        return math.ceil(drawn / 3) if self._is_joint else math.ceil(2 * drawn / 3)
 
     def _voters_in_words(self) -> str:
         return f"; voters: {self.num_voters or 'as many'}"
 
     def _vote_config(self) -> dict[str, dict[str, Any]]:
         terms = self.terms
+        if self._is_joint:
+            voters = {} if self.num_voters is None else {"voters": self.num_voters}
+            return {"federation": voters}
         vote: dict[str, Any] = {"bound": terms.bound, "quorum": terms.quorum_kind.value}
         if terms.gate is not None:
             vote["gate"] = terms.gate.value
@@ -288,7 +462,12 @@ class Robust(CheckedStrategy):
     def _sizes(self, connected: int) -> DrawSizes:
         return DrawSizes(self._proposers_among(connected), 0)
 
-    def _decide(self, open_round: OpenRound, admitted: AdmittedProposals) -> Verdict:
+    def _decide(
+        self,
+        open_round: OpenRound,
+        admitted: AdmittedProposals,
+        answers: Answers,  # noqa: ARG002
+    ) -> Verdict:
         context = RuleContext(
             round_number=open_round.number,
             weights=open_round.weights.clone(),

@@ -4,7 +4,7 @@
     VoteCall.ballot   the voter's answer, from its holdout losses
     read_ballot       the answer as the server counts it
 
-Only this module knows how a ballot travels: another kind of ballot is added here.
+Only this module knows how approvals travel; joint ballots are ordinary train replies (`joint`).
 """
 
 from collections.abc import Mapping, Sequence
@@ -12,11 +12,10 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Self
 
+import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
-from torch import Tensor
 
-from holdout import device
-from holdout.flower.arrays import Layout
+from holdout.flower.arrays import Layout, Numbers
 from holdout.ids import ProposalId
 from holdout.voting import Gate, Terms
 
@@ -36,7 +35,7 @@ class VoteCall:
     """What one voter is asked: candidates in an order of its own, without the proposers' names."""
 
     layout: Layout
-    stacked: Tensor
+    stacked: Numbers
     """(1 + N_p, d): the current model first, then the candidates."""
     terms: Terms
     round: int
@@ -63,7 +62,7 @@ class VoteCall:
             }
         )
         records: dict[str, ArrayRecord | ConfigRecord | MetricRecord] = {
-            _CANDIDATES: ArrayRecord({_STACKED: Array(device.to_numpy(self.stacked))}),
+            _CANDIDATES: ArrayRecord({_STACKED: Array(self.stacked)}),
             _VOTE: settings,
             self.config_key: self.config,
         }
@@ -82,7 +81,7 @@ class VoteCall:
         config_key = str(settings["config-key"])
         return cls(
             layout=Layout.from_json(str(settings["layout"])),
-            stacked=device.from_numpy(content.array_records[_CANDIDATES][_STACKED].numpy()),
+            stacked=np.asarray(content.array_records[_CANDIDATES][_STACKED].numpy()),
             terms=Terms(
                 Fraction(str(settings["byzantine-fraction"])), gate=Gate(gate) if gate else None
             ),

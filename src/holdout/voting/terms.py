@@ -66,6 +66,9 @@ class Terms:
     """Joint ballots only: whether lies that agree with each other too much lose weight."""
     memory: float = 0.9
     """Joint ballots only: the share of the last holdout direction in the next."""
+    margin: float = 0.0
+    """Joint ballots only: a proposal may be out whose cosine with the direction is below this share
+    of the median cosine."""
 
     @classmethod
     def paper(cls, f: Fraction) -> Self:

@@ -23,6 +23,7 @@ def main(grid: Grid, context: Context) -> None:
         while len(list(grid.get_node_ids())) < int(config["nodes"]):
             time.sleep(0.1)
         strategy = HoldOut(
+            ballots="approvals",
             fraction_train=0.5,
             propose_timeout=float(config["timeout"]),
             vote_timeout=float(config["timeout"]),

@@ -1,0 +1,1 @@
+"""HoldOut SGD on Flower with batch norm and local epochs."""

@@ -1,0 +1,1 @@
+"""HoldOut SGD on Flower with scikit-learn: no code in the client."""

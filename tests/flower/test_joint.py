@@ -1,0 +1,220 @@
+"""Joint ballots: a voter is asked to train like anybody else, and its update only judges."""
+
+from fractions import Fraction
+
+import numpy as np
+import pytest
+import torch
+from flwr.app import Array, ArrayRecord, ConfigRecord
+from flwr.clientapp import ClientApp
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.flower.flower_grid import (
+    FakeGrid,
+    SilentError,
+    arrays,
+    as_node,
+    client_app,
+    context,
+    train_reply,
+    weights,
+)
+
+from holdout.flower import HoldOut, vote_mod
+from holdout.flower.joint import FAR, hold_joint_vote
+from holdout.ids import ProposalId, WorkerId
+from holdout.joint_vote import JointMemory
+from holdout.rounds import AdmittedProposals, Outcome
+from holdout.voting import tolerated_count
+
+NODES = list(range(101, 113))
+F = Fraction(1, 3)
+
+
+def silent(_message):
+    raise SilentError
+
+
+def trains_only(goal: float):
+    """A client that knows of nothing but training."""
+    app = ClientApp()
+
+    @app.train()
+    def train(message, _context):
+        record = {
+            name: Array(np.float32(0.5 * array.numpy() + 0.5 * goal))
+            for name, array in message.content["arrays"].items()
+        }
+        return train_reply(message, ArrayRecord(record))
+
+    return lambda message: app(message, context())
+
+
+def sends(value: float):
+    """Returns weights that are all alike."""
+    return lambda message: train_reply(message, arrays(value))
+
+
+def joint(**changes) -> HoldOut:
+    given_ = {"num_proposers": 6, "num_voters": 6, "seed": 3, "fraction_evaluate": 0.0}
+    return HoldOut(byzantine_fraction="1/3", **{**given_, "propose_timeout": 0.3, **changes})
+
+
+def play(lies=(), *, to="voters", strategy=None, current=None):
+    """One round in which the first nodes drawn for a role lie."""
+    strategy = strategy or joint()
+    grid = FakeGrid({node: trains_only(1.0) for node in NODES})
+    asked = strategy.configure_train(1, current or arrays(0.0), ConfigRecord(), grid)
+    for node, lie in zip(getattr(strategy._open, to), lies, strict=False):
+        grid.nodes[node] = lie
+    replies = grid.send_and_receive(asked)
+    after, metrics = strategy.aggregate_train(1, replies)
+    return after, metrics, grid
+
+
+def test_a_client_that_only_trains_is_all_it_takes():
+    result = joint().start(FakeGrid({n: trains_only(1.0) for n in NODES}), arrays(0.0), 3)
+    assert all(m["holdout-step"] == 1 for m in result.train_metrics_clientapp.values())
+    assert all(m["holdout-ballots-accepted"] == 6 for m in result.train_metrics_clientapp.values())
+    assert weights(result.arrays).min() > 0.7
+
+
+def test_no_client_can_tell_what_it_was_drawn_for():
+    strategy = joint()
+    grid = FakeGrid({node: trains_only(1.0) for node in NODES})
+    asked = strategy.configure_train(1, arrays(0.0), ConfigRecord(), grid)
+    kinds = {
+        (m.metadata.message_type, m.metadata.ttl, m.metadata.group_id, tuple(m.content))
+        for m in asked
+    }
+    assert len(kinds) == 1
+    assert [m.metadata.dst_node_id for m in asked] == NODES
+    assert {*strategy._open.proposers, *strategy._open.voters} == set(NODES)
+    assert all(m.content is asked[0].content for m in asked)
+
+
+def test_a_voter_s_update_is_never_averaged():
+    # A little further in the same direction: nothing is wrong with it, and it does not count.
+    after, metrics, _ = play([sends(0.7)] * 6)
+    assert np.allclose(weights(after), 0.5)
+    assert metrics["holdout-ballots-accepted"] == 6
+
+
+def test_proposals_against_the_voters_direction_are_out():
+    after, metrics, _ = play([sends(-0.5)] * 2, to="proposers")
+    assert np.allclose(weights(after), 0.5)
+    assert metrics["holdout-union-consensus"] == 4
+
+
+def test_an_update_of_many_median_lengths_is_rejected_with_its_reason():
+    after, metrics, _ = play([sends(30.0)] * 2, to="proposers")
+    assert np.allclose(weights(after), 0.5)
+    assert metrics["holdout-proposals-rejected-too-far"] == 2
+    assert metrics["holdout-proposals-accepted"] == 4
+    _, metrics, _ = play([sends(-30.0)], to="voters")
+    assert metrics["holdout-ballots-rejected-too-far"] == 1
+
+
+@pytest.mark.parametrize(
+    ("lie", "reason"),
+    [
+        (silent, "missing"),
+        (lambda _: 1 / 0, "error"),
+        (sends(np.nan), "not-finite"),
+        (lambda m: train_reply(m, ArrayRecord([np.zeros(3)])), "malformed"),
+        (lambda m: train_reply(m, arrays(weight=Array(np.zeros((4, 3))))), "misshapen"),
+        (lambda m: train_reply(m, arrays(weight=Array(np.zeros((3, 4), int)))), "wrong-dtype"),
+    ],
+    ids=["silent", "crash", "nan", "names", "shape", "integers"],
+)
+def test_a_void_joint_ballot_is_counted_and_the_round_goes_on(lie, reason):
+    after, metrics, _ = play([lie])
+    assert np.allclose(weights(after), 0.5)
+    assert metrics[f"holdout-ballots-rejected-{reason}"] == 1
+    assert metrics["holdout-ballots-accepted"] == 5
+    assert metrics["holdout-proposals-rejected"] == 0
+
+
+def test_a_third_of_the_ballots_is_enough_and_fewer_keep_the_model():
+    _, metrics, _ = play([silent] * 4)
+    assert metrics["holdout-step"] == 1
+    after, metrics, _ = play([silent] * 5)
+    assert metrics["holdout-step"] == 0
+    assert np.allclose(weights(after), 0.0)
+    _, metrics, _ = play([silent] * 5, strategy=joint(min_ballots=1))
+    assert metrics["holdout-step"] == 1
+
+
+def test_what_the_vote_remembers_is_in_the_strategy_s_state():
+    strategy = joint()
+    strategy.start(FakeGrid({n: trains_only(1.0) for n in NODES}), arrays(0.0), 2)
+    kept = strategy._rule_state
+    assert set(kept) == {"direction", "message_radius", "rounds"}
+    assert int(kept["rounds"]) == 2
+    assert kept["direction"].shape == (15,)
+    assert strategy._radius is not None
+    again = JointMemory.of(kept, radius=strategy._radius)
+    assert {k: v.tolist() for k, v in again.kept().items()} == {
+        k: v.tolist() for k, v in kept.items()
+    }
+
+
+def test_the_same_seed_gives_the_same_bytes():
+    def run():
+        result = joint().start(
+            FakeGrid({n: trains_only(1.0 + n % 3) for n in NODES}), arrays(0.0), 3
+        )
+        return weights(result.arrays).tobytes()
+
+    assert run() == run()
+
+
+def vectors(rows) -> list[torch.Tensor]:
+    return [torch.tensor(row, dtype=torch.float32) for row in rows]
+
+
+@settings(max_examples=50)
+@given(
+    st.lists(st.lists(st.floats(-1e6, 1e6, width=32), min_size=3, max_size=3), max_size=8),
+    st.lists(st.lists(st.floats(-1e6, 1e6, width=32), min_size=3, max_size=3), max_size=8),
+)
+def test_whatever_is_sent_at_most_n_minus_k_are_too_far_and_the_step_is_bounded(own, said):
+    admitted = AdmittedProposals(
+        {ProposalId(place): row for place, row in enumerate(vectors(own))}, {}
+    )
+    messages = {WorkerId(place): row for place, row in enumerate(vectors(said))}
+    found = hold_joint_vote(admitted, messages, voters=list(messages), f=F, memory=JointMemory())
+    assert len(found.far_proposals) <= tolerated_count(len(own), F)
+    assert len(found.far_voters) <= tolerated_count(len(said), F)
+    if not own:
+        assert found.decision.outcome is Outcome.NO_PROPOSALS
+        return
+    longest = max(float(row.norm()) for row in [*vectors(own), *vectors(said)])
+    assert float(found.decision.update.norm()) <= longest * (1 + 1e-4)
+    assert not set(found.far_proposals) & set(found.decision.selection)
+
+
+def test_a_known_liar_is_no_longer_expected_among_the_others():
+    """Three of nine proposals are far: the honest six all stand, though they differ."""
+    honest = [[1.0, 0.2], [1.0, -0.2], [0.9, 0.4], [1.1, 0.0], [1.0, 0.3], [1.0, -0.4]]
+    lies = [[-90.0, 0.0]] * 3
+    admitted = AdmittedProposals(
+        {ProposalId(place): row for place, row in enumerate(vectors([*honest, *lies]))}, {}
+    )
+    messages = {WorkerId(place): row for place, row in enumerate(vectors(honest))}
+    found = hold_joint_vote(admitted, messages, voters=list(messages), f=F, memory=JointMemory())
+    assert set(found.far_proposals) == {6, 7, 8}
+    assert found.decision.selection == (0, 1, 2, 3, 4, 5)
+    assert FAR < 90
+
+
+def test_approvals_judge_at_a_short_step_and_the_paper_s_vote_at_the_whole():
+    seen = {}
+    for rule in ("holdout-1", "holdout-paper"):
+        grid = FakeGrid({n: as_node(client_app(1.0, mods=[vote_mod])) for n in NODES})
+        strategy = joint(rule=rule, vote_timeout=0.3)
+        strategy.start(grid, arrays(0.0), 1)
+        votes = [m for m in grid.sent if "candidates" in m.content]
+        seen[rule] = votes[0].content["candidates"]["stacked"].numpy()[1:]
+    assert np.allclose(seen["holdout-1"], 0.05)
+    assert np.allclose(seen["holdout-paper"], 0.5)
