@@ -184,16 +184,24 @@ class RunFolder:
 
 
 @contextmanager
-def create(path: Path, config_toml: str) -> Iterator[RunFolder]:
-    """Make a run folder; refuse one that holds more than what an interrupted start left behind."""
+def create(
+    path: Path,
+    config_toml: str,
+    *,
+    advice: str = "choose another --out, or continue with --resume",
+) -> Iterator[RunFolder]:
+    """Make a run folder; refuse one that holds more than what an interrupted start left behind.
+
+    `advice` is what its user can do instead.
+    """
     with ExitStack() as stack:
         with explained(path):
             path.mkdir(parents=True, exist_ok=True)
             # Before the lock, so that nothing is put into a folder of others; and after it, since
             # the folder may have changed meanwhile.
-            _refuse_unless_free(path)
+            _refuse_unless_free(path, advice)
             stack.enter_context(lock(path))
-            _refuse_unless_free(path)
+            _refuse_unless_free(path, advice)
             (path / CHECKPOINT).parent.mkdir(exist_ok=True)
             write_atomic(path / ROUNDS, b"")
             # Last, since a folder with a config counts as a run.
@@ -202,16 +210,14 @@ def create(path: Path, config_toml: str) -> Iterator[RunFolder]:
         yield folder
 
 
-def _refuse_unless_free(path: Path) -> None:
+def _refuse_unless_free(path: Path, advice: str) -> None:
     """Refuse a folder that holds more than the empty files that `create` begins with."""
     partial = {f".{ROUNDS}.partial", f".{CONFIG}.partial"}
     empty = {LOCK, ROUNDS, CHECKPOINT.parent.name}
     for entry in path.iterdir():
         holds = any(entry.iterdir()) if entry.is_dir() else entry.stat().st_size > 0
         if entry.name not in partial and (holds or entry.name not in empty):
-            raise RunFolderError(
-                f"{path} exists and is not empty; choose another --out, or continue with --resume"
-            )
+            raise RunFolderError(f"{path} exists and is not empty; {advice}")
 
 
 @contextmanager

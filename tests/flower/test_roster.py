@@ -1,5 +1,7 @@
 """Who is drawn, who is waited for, and who is left out for silence."""
 
+import json
+
 import pytest
 
 from holdout.errors import InfeasibleError
@@ -17,9 +19,9 @@ def test_a_node_silent_twice_in_a_row_rests_and_comes_back():
     roster = Roster()
     nodes = [1, 2, 3]
     roster.eligible(nodes, round_number=1, needed=0)
-    roster.silent(2, round_number=1)
+    roster.silent(2, "train", round_number=1)
     assert roster.eligible(nodes, round_number=2, needed=0) == nodes
-    roster.silent(2, round_number=2)
+    roster.silent(2, "train", round_number=2)
     for number in range(3, 3 + FIRST_REST):
         assert roster.eligible(nodes, round_number=number, needed=0) == [1, 3]
         assert roster.resting(number) == [2]
@@ -30,18 +32,40 @@ def test_an_answer_in_between_forgives():
     roster = Roster()
     roster.eligible([1, 2], round_number=1, needed=0)
     for number in range(1, 9):
-        roster.silent(2, round_number=number)
-        roster.heard(2)
+        roster.silent(2, "train", round_number=number)
+        roster.heard(2, "train")
     assert roster.eligible([1, 2], round_number=9, needed=0) == [1, 2]
+
+
+def test_who_votes_but_never_trains_rests_too():
+    roster = Roster()
+    roster.eligible([1, 2], round_number=1, needed=0)
+    for number in (1, 2):
+        roster.silent(2, "train", round_number=number)
+        roster.heard(2, "evaluate.vote")
+    assert roster.resting(3) == [2]
+    roster.heard(2, "train")
+    assert roster.resting(3) == []
+
+
+def test_a_roster_is_the_same_after_it_was_written_down():
+    roster = Roster()
+    roster.eligible([2**63 + 5, 7], round_number=1, needed=0)
+    roster.vote_types[7] = "evaluate"
+    for number in (1, 2):
+        roster.silent(7, "train", round_number=number)
+    again = Roster.from_dict(json.loads(json.dumps(roster.as_dict())))
+    assert again == roster
+    assert again.resting(3) == [7]
 
 
 def test_whoever_stays_silent_rests_twice_as_long_each_time_up_to_a_limit():
     roster = Roster()
     roster.eligible([1], round_number=1, needed=0)
-    roster.silent(1, round_number=1)
+    roster.silent(1, "train", round_number=1)
     number, rests = 2, []
     for _ in range(6):
-        roster.silent(1, round_number=number)
+        roster.silent(1, "train", round_number=number)
         back = number + 1
         while roster.resting(back):
             back += 1
@@ -55,9 +79,9 @@ def test_resting_nodes_make_up_the_number_if_there_are_too_few_others():
     nodes = [1, 2, 3, 4]
     roster.eligible(nodes, round_number=1, needed=0)
     for number in (1, 2):
-        roster.silent(4, round_number=number)
+        roster.silent(4, "train", round_number=number)
     for number in (2, 3):
-        roster.silent(3, round_number=number)
+        roster.silent(3, "train", round_number=number)
     assert roster.eligible(nodes, round_number=4, needed=2) == [1, 2]
     # Whose rest is over sooner comes first.
     assert roster.eligible(nodes, round_number=4, needed=3) == [1, 2, 4]

@@ -290,8 +290,8 @@ def test_the_result_holds_the_start_if_no_round_made_a_step():
 
 def test_too_few_nodes_are_waited_for_and_then_a_clear_error():
     strategy = holdout(connect_timeout=0.1)
-    with pytest.raises(InfeasibleError, match="round 1: 10 nodes are needed; 8 were connected"):
-        strategy.start(federation(8), arrays(0.0), num_rounds=1)
+    with pytest.raises(InfeasibleError, match="round 1: 5 nodes are needed; 4 were connected"):
+        strategy.start(federation(4), arrays(0.0), num_rounds=1)
 
 
 def test_a_node_that_was_silent_twice_is_left_out_of_the_next_rounds():
@@ -395,7 +395,9 @@ def test_a_run_that_stops_keeps_what_was_done(tmp_path):
 def test_a_taken_run_folder_is_refused_before_any_work(tmp_path):
     (tmp_path / "mine.txt").write_text("keep", "utf-8")
     grid = federation(10)
-    with pytest.raises(RunFolderError, match="not empty"):
+    with pytest.raises(
+        RunFolderError, match=r"not empty; choose another run_folder, or go on .*res"
+    ):
         holdout(run_folder=tmp_path).start(grid, arrays(0.0), num_rounds=1)
     assert grid.sent == []
 

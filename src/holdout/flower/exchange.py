@@ -19,11 +19,17 @@ import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from fractions import Fraction
+from functools import partial
 from queue import Empty, SimpleQueue
 from typing import Any
 
 from flwr.app import Error, Message, Metadata, RecordDict
 from flwr.serverapp import Grid
+
+from holdout.flower.plain_replies import plain_content, plain_error
+from holdout.flower.pulling import Allowance, Gone, TooLarge, guard, pull
+from holdout.voting import tolerated_count
 
 LOG = logging.getLogger("flwr")
 
@@ -32,13 +38,15 @@ FIRST_PAUSE, PAUSE_GROWTH, LONGEST_PAUSE = 0.1, 1.05, 1.0
 PAUSE_PER_MESSAGE = 0.025
 """The more messages are open, the less often each is asked for, to spare the SuperLink."""
 
-LOST_CODE, UNREADABLE_CODE = -1, -2
+LOST_CODE, UNREADABLE_CODE, TOO_LARGE_CODE, FORGED_CODE, MALFORMED_CODE = -1, -2, -3, -4, -5
 """Codes of the error replies that are made here; Flower's codes are not negative."""
 _UNAVAILABLE_CODES = (LOST_CODE, 3, 4, 5)
 """Ours, and Flower's codes for a message, a reply or a node that is unavailable."""
 _SUPERLINK_NODE = 1
 """The sender of the replies that the SuperLink writes in place of a node that is gone."""
 _DETAIL_MAX = 200
+GRACE_LEAST = 10.0
+"""Seconds of grace, at least, for those who are late, unless the user says otherwise."""
 
 Again = Callable[[Message, Message], Message | None]
 """(what was asked, what came) -> what to ask instead, if anything."""
@@ -64,6 +72,18 @@ class ReplyFault(StrEnum):
     NOT_FINITE = "not-finite"
     UNREADABLE = "unreadable"
     """Its bytes are not an array."""
+    TOO_LARGE = "too-large"
+    """It would have cost more memory than a reply may."""
+    FORGED = "forged"
+    """It says of itself that it answers another question, or comes from another node."""
+
+
+_OUR_FAULTS = {
+    UNREADABLE_CODE: ReplyFault.UNREADABLE,
+    TOO_LARGE_CODE: ReplyFault.TOO_LARGE,
+    FORGED_CODE: ReplyFault.FORGED,
+    MALFORMED_CODE: ReplyFault.MALFORMED,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +91,7 @@ class RejectedReply:
     """A reply that does not count."""
 
     node: int
+    """Whose it is; 0 where nobody who was asked sent it."""
     reason: str
     detail: str = ""
 
@@ -100,13 +121,33 @@ class Answers:
 
 
 def exchange(
-    grid: Grid, messages: Iterable[Message], *, timeout: float, again: Again | None = None
+    grid: Grid,
+    messages: Iterable[Message],
+    *,
+    timeout: float,
+    again: Again | None = None,
+    late: int = 0,
+    grace: float | None = None,
+    allowance: Allowance | None = None,
 ) -> list[Message]:
     """Send the messages one by one and collect what is answered within the time.
 
     `messages` may be made on the fly: each is sent before the next is made, so that large ones
     need not be in memory together. The clock starts when the last message has been sent, so that
     a server that sends slowly does not cut short the time of the nodes asked last.
+
+    Args:
+        grid: Where to send.
+        messages: What to ask.
+        timeout: Seconds after which nobody is waited for.
+        again: What to ask instead, after an answer.
+        late: Once no more than so many are missing, they have only a grace time left.
+        grace: Seconds of it; None: as long again as the others took, but at least `GRACE_LEAST`.
+        allowance: What a reply may cost in memory, where it has to be decoded.
+
+    Returns:
+        The replies. Each is bound to the node and the question that it was pulled for; where what
+        it says of itself is different, an error reply of that node is in its place.
     """
     stop = threading.Event()
     inbox: SimpleQueue[tuple[Message, list[Message]]] = SimpleQueue()
@@ -121,17 +162,20 @@ def exchange(
             # The SuperLink does not take messages for nodes that have left.
             inbox.put((message, [_failure(message, LOST_CODE, "the message was not taken")]))
             return
-        arguments = (grid, _without_content(message), identifiers[0], inbox, stop)
+        asked = _without_content(message)
+        fetch = partial(pull, grid, identifiers[0], allowance, stop)
         pause = min(max(FIRST_PAUSE, PAUSE_PER_MESSAGE * (pending - 1)), LONGEST_PAUSE)
         threading.Thread(
-            target=_collect, args=arguments, kwargs={"pause": pause}, daemon=True
+            target=_collect, args=(fetch, asked, inbox, stop), kwargs={"pause": pause}, daemon=True
         ).start()
 
     try:
+        began = time.monotonic()
         for message in messages:
             send(message)
-        deadline = time.monotonic() + timeout
+        patience = Patience(began, time.monotonic() + timeout, late, grace)
         while pending:
+            deadline = patience.deadline(pending, time.monotonic())
             try:
                 asked, found = inbox.get(timeout=max(0.0, deadline - time.monotonic()))
             except Empty:
@@ -147,23 +191,91 @@ def exchange(
     return replies
 
 
+@dataclass(slots=True)
+class Patience:
+    """Until when answers are waited for; it shrinks once, when enough of them are there."""
+
+    began: float
+    last: float
+    """When nobody is waited for any more."""
+    late: int
+    grace: float | None
+    _enough_since: float | None = None
+
+    def deadline(self, pending: int, now: float) -> float:
+        """When to stop waiting, if so many answers are missing now."""
+        if pending <= self.late and self._enough_since is None:
+            self._enough_since = now
+        if self._enough_since is None:
+            return self.last
+        grace = self.grace
+        if grace is None:
+            grace = max(GRACE_LEAST, self._enough_since - self.began)
+        return min(self.last, self._enough_since + grace)
+
+
+def late_members(asked: int, f: Fraction) -> int:
+    """How many of the nodes asked need not be waited for longer than a grace time.
+
+    No more than the liars that may be among them, t; and so few that t liars are fewer than half of
+    the others, even if all who are late are honest.
+
+    >>> [late_members(n, Fraction(1, 3)) for n in (1, 3, 4, 9, 30)]
+    [0, 0, 1, 2, 9]
+    >>> late_members(30, Fraction(2, 5))
+    5
+    """
+    tolerated = tolerated_count(asked, f)
+    return max(0, min(tolerated, asked - 2 * tolerated - 1))
+
+
 class PollingGrid(Grid):
     """A grid whose `send_and_receive` is `exchange`, with a time limit for each type of message."""
 
-    def __init__(self, inner: Grid, timeouts: Mapping[str, float]) -> None:
+    def __init__(
+        self,
+        inner: Grid,
+        timeouts: Mapping[str, float],
+        *,
+        f: Fraction = Fraction(0),
+        grace: float | None = None,
+        allowance: Allowance | None = None,
+    ) -> None:
         self._inner = inner
         self._timeouts = timeouts
+        self._f = f
+        self._grace = grace
+        self._allowance = allowance
+        guard(inner)
 
     def send_and_receive(
         self, messages: Iterable[Message], *, timeout: float | None = None
     ) -> Iterable[Message]:
         """Send all messages and collect replies until all are there or the time is over."""
         asked = list(messages)
-        if not asked:
-            return []
         limits = [self._timeouts.get(message.metadata.message_type) for message in asked]
         known = [limit for limit in [timeout, *limits] if limit is not None]
-        return exchange(self._inner, asked, timeout=min(known, default=threading.TIMEOUT_MAX))
+        limit = min(known, default=threading.TIMEOUT_MAX)
+        return self.exchange(asked, count=len(asked), timeout=limit)
+
+    def exchange(
+        self,
+        messages: Iterable[Message],
+        *,
+        count: int,
+        timeout: float,
+        again: Again | None = None,
+    ) -> list[Message]:
+        """`exchange` with so many nodes, as patient and as sparing as this grid is."""
+        return exchange(
+            self._inner,
+            messages,
+            timeout=timeout,
+            again=again,
+            late=late_members(count, self._f),
+            grace=self._grace,
+            allowance=self._allowance,
+        )
 
     def set_run(self, run: Any) -> None:
         """As the inner grid does."""
@@ -201,22 +313,23 @@ class PollingGrid(Grid):
 def collate(asked: Sequence[Metadata], replies: Iterable[object]) -> Answers:
     """Match replies to what was asked, by the id of the question.
 
-    (Not by their sender: where a node is gone, the SuperLink answers in its place.)
+    (Not by their sender: where a node is gone, the SuperLink answers in its place.) A question
+    without an id was never sent, but put in other words by the user's `configure_train`: what came
+    from its node answers it. Replies of `exchange` are bound to nodes; others say themselves whose
+    they are.
     """
-    questions = {question.message_id: question for question in asked}
+    questions = {question.message_id: question for question in asked if question.message_id}
+    rebuilt = {question.dst_node_id: question for question in asked if not question.message_id}
     found: dict[int, RecordDict | RejectedReply] = {}
     strays: list[RejectedReply] = []
     for reply in replies:
-        if not isinstance(reply, Message):
+        try:
+            question = _question_of(reply, questions, rebuilt)
+        except Exception:  # noqa: BLE001  (A Python object that only looks like a message.)
             strays.append(RejectedReply(0, ReplyFault.MALFORMED))
             continue
-        sender = reply.metadata.src_node_id
-        question = questions.get(reply.metadata.reply_to_message_id)
         if question is None:
-            strays.append(RejectedReply(sender, ReplyFault.NOT_DRAWN))
-        elif not _may_answer(reply, question):
-            detail = f"answers in the place of node {question.dst_node_id}"
-            strays.append(RejectedReply(sender, ReplyFault.NOT_DRAWN, detail))
+            strays.append(RejectedReply(0, ReplyFault.NOT_DRAWN))
         elif question.dst_node_id in found:
             strays.append(RejectedReply(question.dst_node_id, ReplyFault.SECOND))
         else:
@@ -234,24 +347,39 @@ def collate(asked: Sequence[Metadata], replies: Iterable[object]) -> Answers:
     return answers
 
 
+def _question_of(
+    reply: Any, questions: Mapping[str, Metadata], rebuilt: Mapping[int, Metadata]
+) -> Metadata | None:
+    """The question that a reply answers, if it was asked and if this node was asked it."""
+    said = reply.metadata
+    question = questions.get(said.reply_to_message_id)
+    if question is None:
+        return rebuilt.get(said.src_node_id)
+    return question if _may_answer(reply, question) else None
+
+
 def error_fault(reply: Message) -> ReplyFault:
     """What an error reply stands for."""
-    if reply.error.code in _UNAVAILABLE_CODES:
+    return _code_fault(reply.error.code)
+
+
+def _code_fault(code: int) -> ReplyFault:
+    if code in _UNAVAILABLE_CODES:
         return ReplyFault.UNAVAILABLE
-    return ReplyFault.UNREADABLE if reply.error.code == UNREADABLE_CODE else ReplyFault.ERROR
+    return _OUR_FAULTS.get(code, ReplyFault.ERROR)
 
 
 def log_faults(what: str, faults: Iterable[RejectedReply]) -> None:
     """Log each rejected reply with its node and the reason."""
     for fault in faults:
         detail = f" ({fault.detail})" if fault.detail else ""
-        LOG.warning("%s of node %d rejected: %s%s", what, fault.node, fault.reason, detail)
+        whose = f"node {fault.node}" if fault.node else "nobody known"
+        LOG.warning("%s of %s rejected: %s%s", what, whose, fault.reason, detail)
 
 
 def _collect(
-    grid: Grid,
+    fetch: Callable[[], Sequence[object]],
     asked: Message,
-    identifier: str,
     inbox: "SimpleQueue[tuple[Message, list[Message]]]",
     stop: threading.Event,
     *,
@@ -259,16 +387,37 @@ def _collect(
 ) -> None:
     """Ask for one reply until it is there or nobody waits for it any more."""
     while not stop.is_set():
+        found: Sequence[object]
         try:
-            found = list(grid.pull_messages([identifier]))
+            found = fetch()
+        except TooLarge as error:
+            found = [_failure(asked, TOO_LARGE_CODE, str(error))]
+        except Gone as error:
+            found = [_failure(asked, LOST_CODE, str(error))]
         except Exception as error:  # noqa: BLE001  (Whatever a liar's bytes make a decoder raise.)
             reason = f"{type(error).__name__}: {error}"
             found = [_failure(asked, UNREADABLE_CODE, reason)]
         if found:
-            inbox.put((asked, found))
+            inbox.put((asked, [_bound(reply, asked) for reply in found]))
             return
         stop.wait(pause)
         pause = min(PAUSE_GROWTH * pause, LONGEST_PAUSE)
+
+
+def _bound(reply: Any, asked: Message) -> Message:
+    """The reply as one to the question that it was pulled for, if that is what its sender says."""
+    try:
+        said, question = reply.metadata, asked.metadata
+        if said.reply_to_message_id != question.message_id or not _may_answer(reply, question):
+            return _failure(asked, FORGED_CODE, "it says that it answers another question or node")
+        if reply.has_error():
+            # The SuperLink's own errors, in the place of a node, become errors of that node.
+            return Message(plain_error(reply), reply_to=asked)
+        if said.message_type != question.message_type:
+            return _failure(asked, MALFORMED_CODE, "it is of another type than the question")
+        return Message(plain_content(reply), reply_to=asked)
+    except Exception as error:  # noqa: BLE001  (A Python object that only looks like a message.)
+        return _failure(asked, MALFORMED_CODE, f"{type(error).__name__}: {error}")
 
 
 def _without_content(message: Message) -> Message:
@@ -281,18 +430,23 @@ def _failure(asked: Message, code: int, reason: str) -> Message:
     return Message(Error(code, reason), reply_to=asked)
 
 
-def _may_answer(reply: Message, question: Metadata) -> bool:
+def _may_answer(reply: Any, question: Metadata) -> bool:
     sender = reply.metadata.src_node_id
-    return sender == question.dst_node_id or (reply.has_error() and sender == _SUPERLINK_NODE)
+    return bool(sender == question.dst_node_id or (reply.has_error() and sender == _SUPERLINK_NODE))
 
 
-def _read(reply: Message, question: Metadata) -> RecordDict | RejectedReply:
+def _read(reply: Any, question: Metadata) -> RecordDict | RejectedReply:
     node = question.dst_node_id
-    if reply.has_error():
-        return RejectedReply(node, error_fault(reply), _brief(reply.error.reason))
-    if not reply.has_content() or reply.metadata.message_type != question.message_type:
-        return RejectedReply(node, ReplyFault.MALFORMED)
-    return reply.content
+    try:
+        if reply.has_error():
+            error = plain_error(reply)
+            return RejectedReply(node, _code_fault(error.code), _brief(error.reason))
+        was_sent = bool(question.message_id)
+        if was_sent and reply.metadata.message_type != question.message_type:
+            return RejectedReply(node, ReplyFault.MALFORMED, "it is of another type")
+        return plain_content(reply)
+    except Exception as error:  # noqa: BLE001  (A Python object that only looks like a message.)
+        return RejectedReply(node, ReplyFault.MALFORMED, _brief(f"{type(error).__name__}: {error}"))
 
 
 def _brief(text: object) -> str:

@@ -60,6 +60,8 @@ class RoundReport:
     left_out: int
     """Nodes that were not drawn because they had been silent."""
     seconds: Seconds
+    asked_for: int = 0
+    """How large the committee should have been; 0: as large as it was."""
 
     @property
     def ballots(self) -> int:
@@ -84,13 +86,16 @@ class RoundReport:
         ):
             numbers |= {f"{what}-rejected-{reason}": count for reason, count in counts.items()}
         numbers["nodes-left-out"] = self.left_out
+        numbers["committee"] = len(record.proposers) + len(record.voters)
+        numbers["committee-asked-for"] = max(self.asked_for, numbers["committee"])
         numbers |= {f"seconds-{phase}": taken for phase, taken in asdict(self.seconds).items()}
         return MetricRecord({PREFIX + name: number for name, number in numbers.items()})
 
     def line(self) -> dict[str, Any]:
         """The round's line of `results.jsonl`."""
         seconds = {phase: round(taken, 6) for phase, taken in asdict(self.seconds).items()}
-        return {**self.record.as_dict(), "left_out": self.left_out, "phase_seconds": seconds}
+        line = {**self.record.as_dict(), "left_out": self.left_out, "phase_seconds": seconds}
+        return {**line, "asked_for": self.asked_for} if self.asked_for else line
 
     def evaluated(self, metrics: MetricRecord | None) -> "RoundReport":
         """This report with an evaluation's accuracy and loss, if its metrics hold them."""
@@ -156,16 +161,33 @@ class Recorder:
 
 @contextmanager
 def recording(
-    path: Path | str | None, config: Mapping[str, Any], numbers: Mapping[int, int]
+    path: Path | str | None,
+    config: Mapping[str, Any],
+    numbers: Mapping[int, int],
+    *,
+    resumed: bool = False,
 ) -> Iterator[Recorder]:
-    """A recorder for one run, which writes to a new run folder if a path is given.
+    """A recorder for one run, which writes to a run folder if a path is given.
 
-    `numbers` (node id -> number) may still grow; it is written at the end, as `nodes.json`.
+    `numbers` (node id -> number) may still grow; it is written at the end, as `nodes.json`. The
+    folder is new, or that of a run that goes on.
     """
     with ExitStack() as stack:
         recorder = Recorder()
-        if path is not None:
-            recorder.folder = stack.enter_context(results.create(Path(path), tomli_w.dumps(config)))
+        if path is not None and resumed:
+            folder, stored = stack.enter_context(
+                results.resume(Path(path), config, check=lambda _: None, may_extend=True)
+            )
+            recorder.folder = folder
+            recorder.lines.extend(stored.rows if stored is not None else [])
+        elif path is not None:
+            advice = (
+                "choose another run_folder, or go on with the run that is there: "
+                f"HoldOut.resume({str(path)!r})"
+            )
+            recorder.folder = stack.enter_context(
+                results.create(Path(path), tomli_w.dumps(config), advice=advice)
+            )
         try:
             yield recorder
         finally:

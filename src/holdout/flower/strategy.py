@@ -17,7 +17,7 @@ from holdout.custom_code import checked_copy, private_copy
 from holdout.errors import InfeasibleError, MisuseError
 from holdout.flower.arrays import Layout
 from holdout.flower.base import CheckedStrategy, count_problems, timeout_problems
-from holdout.flower.exchange import Answers, RejectedReply, ReplyFault, exchange
+from holdout.flower.exchange import Answers, RejectedReply, ReplyFault
 from holdout.flower.inner import INNER, aggregate, inner_problems, prepare, state_of, with_state
 from holdout.flower.joint import TOO_FAR, hold_joint_vote, joint_terms
 from holdout.flower.open_round import DrawSizes, OpenRound, Verdict
@@ -44,6 +44,8 @@ _ABSENT = (ReplyFault.MISSING, ReplyFault.UNAVAILABLE, ReplyFault.ERROR)
 
 APP_RAISED = 2
 """Flower's error code of a client whose app raised, as it does for a type it does not know."""
+UNKNOWN_TYPE = "function registered with name"
+"""What a client's app raises then."""
 
 
 JOINT, APPROVALS = "joint", "approvals"
@@ -188,6 +190,16 @@ class HoldOut(CheckedStrategy):
         if self.num_voters is not None:
             return DrawSizes(proposers, self.num_voters)
         return DrawSizes(proposers, max(1, min(proposers, connected - proposers)))
+
+    def _least_sizes(self, asked: DrawSizes) -> DrawSizes:
+        least = super()._least_sizes(asked)
+        return least if self.min_ballots is None else least._replace(voters=self.min_ballots)
+
+    def _expected_ballot(self) -> str:
+        return (
+            "the approved candidates; a client votes through ClientApp(mods=[vote_mod]) and its "
+            'evaluation, or by holdout.flower.vote in @app.evaluate("vote")'
+        )
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
@@ -360,9 +372,18 @@ class HoldOut(CheckedStrategy):
             known = node in vote_types or asked[node].message_type == PLAIN_VOTE_TYPE
             if known or not reply.has_error() or reply.error.code != APP_RAISED:
                 return None
+            if UNKNOWN_TYPE not in str(reply.error.reason):
+                # It knows the type, and says itself what went wrong.
+                return None
             return call(node, PLAIN_VOTE_TYPE)
 
-        replies = exchange(open_round.grid, calls(), timeout=self.vote_timeout, again=again)
+        replies = self._exchange(
+            open_round.grid,
+            calls(),
+            count=len(open_round.voters),
+            timeout=self.vote_timeout,
+            again=again,
+        )
         questions = [asked[node] for node in open_round.voters]
         answers = self._collate(questions, replies, open_round.number)
         for node in answers.contents:
@@ -461,6 +482,15 @@ class Robust(CheckedStrategy):
 
     def _sizes(self, connected: int) -> DrawSizes:
         return DrawSizes(self._proposers_among(connected), 0)
+
+    def _can_work(self, sizes: DrawSizes) -> bool:
+        n = sizes.proposers
+        try:
+            f = tolerated_count(n, self._exact_fraction())
+            _find_rule(self.rule).check_feasible(self.rule, n=n, f=f)
+        except InfeasibleError:
+            return False
+        return True
 
     def _decide(
         self,
