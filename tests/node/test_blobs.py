@@ -8,7 +8,8 @@ from tests.node.test_inbox import params
 
 from holdout.agreement import aggregate
 from holdout.agreement.events import BlobKind
-from holdout.node.network.blobs import Blobs, Fetcher
+from holdout.ids import Digest
+from holdout.node.network.blobs import CACHE_BYTES, Blobs, Fetcher
 from holdout.node.network.zenoh_config import CHUNK_BYTES
 from holdout.seeds import stream
 
@@ -26,6 +27,7 @@ class Peers:
     def __init__(self, answers):
         self.answers = answers
         self.asked = []
+        self.given_up = []
 
     async def request(self, peer, question, _seconds_max):
         self.asked.append(peer)
@@ -46,6 +48,7 @@ def fetch(peers, kind, digest, hints, *, rules=None, until=lambda got: got, forg
             delay=0.001,
             words=stream(0, "test"),
             ready=lambda *item: got.append(item),
+            gave_up=peers.given_up.append,
         )
         fetcher.want(kind, digest, hints, 7)
         fetcher.want(kind, digest, hints, 7)
@@ -188,3 +191,41 @@ def test_memory_is_given_back():
         held.put(BlobKind.PAYLOAD, digest, data, number)
     held.forget(8)
     assert held.size == 2 * 4 * DIMENSION
+
+
+def test_a_blob_on_disk_is_read_and_checked_once_for_many_questions():
+    reads = []
+
+    def on_disk(_kind, digest):
+        reads.append(digest)
+        return bytes(3 << 20) if digest == Digest(b"a" * 32) else None
+
+    blobs = Blobs(on_disk)
+    question = f"1/{(b'a' * 32).hex()}/"
+    for offset in (0, 1 << 20, 2 << 20, 0):
+        assert blobs.serve(question + str(offset)) is not None
+    assert len(reads) == 1
+    blobs.forget(2)
+    assert blobs.size == 0
+    blobs.serve(question + "0")
+    assert len(reads) == 2
+
+
+def test_what_was_read_from_disk_takes_bounded_memory():
+    blobs = Blobs(lambda *_: bytes(CACHE_BYTES // 3))
+    for number in range(9):
+        blobs.get(BlobKind.PAYLOAD, Digest(bytes([number]) * 32))
+        assert blobs.size <= CACHE_BYTES
+    huge = Blobs(lambda *_: bytes(CACHE_BYTES + 1))
+    for number in range(3):
+        huge.get(BlobKind.PAYLOAD, Digest(bytes([number]) * 32))
+    assert huge.size == CACHE_BYTES + 1
+
+
+def test_a_gradient_that_its_first_holder_does_not_give_is_given_up_once_and_still_fetched():
+    digest, data = gradient()
+    peers = Peers({2: None, 3: None, 4: holder((digest, data))})
+    fetcher, got = fetch(peers, BlobKind.PAYLOAD, digest, (2, 3))
+    assert got == [(BlobKind.PAYLOAD, digest, data)]
+    assert peers.given_up == [digest]
+    assert fetcher.failed == {2: 1}

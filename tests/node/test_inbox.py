@@ -2,6 +2,7 @@
 
 import threading
 import time
+from collections import Counter
 from fractions import Fraction
 
 import pytest
@@ -12,7 +13,15 @@ from holdout.agreement.events import Urgency
 from holdout.agreement.messages import Kind
 from holdout.agreement.params import Params
 from holdout.ids import Digest
-from holdout.node.network.queues import Allowance, Dropped, Inbox, Meter, is_agreement, urgency_of
+from holdout.node.network.queues import (
+    Allowance,
+    Dropped,
+    Flood,
+    Inbox,
+    Meter,
+    is_agreement,
+    urgency_of,
+)
 
 
 def params(n):
@@ -184,3 +193,60 @@ def test_honest_bursts_pass(n):
         clock.now += 0.2
         for size in own + passed_on:
             assert meter.fault(1, size) is None
+
+
+def test_a_flooder_loses_its_allowance_for_longer_each_time():
+    clock = Clock()
+    meter = Meter(Allowance.of(params(4)), clock)
+    lost = []
+    for _ in range(7):
+        while meter.fault(1, 100) is not Dropped.FLOODING:
+            pass
+        lost.append(meter.barred_for(1))
+        assert meter.fault(2, 100) is None
+        clock.now += lost[-1] + 0.001
+        assert meter.fault(1, 100) is None
+    assert lost == pytest.approx([2.0, 4.0, 8.0, 16.0, 32.0, 60.0, 60.0])
+    assert meter.floods() == {1: Flood(7, 0.0)}
+
+
+def test_a_flooder_is_caught_only_once_its_surplus_is_as_large_as_its_allowance():
+    clock = Clock()
+    rule = Allowance.of(params(4))
+    meter = Meter(rule, clock)
+    found = Counter(meter.fault(1, 100) for _ in range(2 * rule.messages_burst + 50))
+    assert found == {
+        None: rule.messages_burst,
+        Dropped.TOO_MANY: rule.messages_burst,
+        Dropped.FLOODING: 50,
+    }
+
+
+def test_a_surplus_is_forgotten_once_the_allowance_is_whole_again():
+    clock = Clock()
+    rule = Allowance.of(params(4))
+    meter = Meter(rule, clock)
+    for _ in range(5):
+        for _ in range(2 * rule.messages_burst - 1):
+            meter.fault(1, 100)
+        assert not meter.keeps_to_its_allowance(1)
+        clock.now += 2.5
+        assert meter.keeps_to_its_allowance(1)
+    assert meter.floods() == {}
+
+
+def test_forged_messages_cost_more_of_the_allowance():
+    rule = Allowance.of(params(4))
+    meter = Meter(rule, Clock())
+    passed = 0
+    while meter.fault(1, 100) is None:
+        meter.charge(1, 15)
+        passed += 1
+    assert passed == -(-rule.messages_burst // 16)
+
+
+def test_nobody_is_held_back_for_a_sender_that_exceeds_its_allowance():
+    inbox = Inbox([1], queue_max=1, held_seconds_max=30.0)
+    assert inbox.put(1, b"\x04") is None
+    assert inbox.put(1, b"\x04", may_hold=False) is Dropped.QUEUE_FULL
+    assert inbox.held == 0

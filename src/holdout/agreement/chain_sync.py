@@ -143,6 +143,8 @@ class EarlyMessages:
         return sum(len(kept.messages) for kept in self._rounds.values())
 
 
+LOOKS = 8
+"""Messages of later rounds whose signatures are checked, of one peer within one delay."""
 BURST = 4
 """Answers that one peer gets within one delay."""
 
@@ -230,6 +232,7 @@ class ChainSync:
         self._help = Pace(context.timing.delay, BURST)
         self._decide = decide
         self._catchup = Catchup(context.timing, context.limits)
+        self._looks = Pace(context.timing.delay, LOOKS)
         self._ahead: dict[int, tuple[int, msg.Finished]] = {}
         self.unsaved: list[Unsaved] = []
         """Rounds that are decided but not in the store, because the newest model is not here."""
@@ -326,7 +329,13 @@ class ChainSync:
     # -- others are ahead, or behind --------------------------------------------------------------
 
     def on_ahead(self, peer: int, claim: msg.SignedMessage) -> None:
-        """A message of a later round: if a member really signed it, ask for what is missing."""
+        """A message of a later round: if a member really signed it, ask for what is missing.
+
+        A few are enough to learn that others are ahead, so no more are looked at.
+        """
+        if not self._looks.allows(peer, self._context.now):
+            self._reject(peer, ev.MessageFault.TOO_EARLY)
+            return
         if not self._is_signed(claim.worker, claim.envelope):
             self._reject(peer, ev.MessageFault.WRONG_SIGNATURE)
             return

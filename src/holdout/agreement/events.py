@@ -168,6 +168,13 @@ class PayloadReady:
 
 
 @dataclass(frozen=True, slots=True)
+class PayloadFailed:
+    """A wanted payload could not be had from the first peer that was asked; others may have it."""
+
+    digest: Digest
+
+
+@dataclass(frozen=True, slots=True)
 class BlockReady:
     """A block with this header digest is in hand."""
 
@@ -191,6 +198,7 @@ Event: TypeAlias = (
     | Combined
     | JobFailed
     | PayloadReady
+    | PayloadFailed
     | BlockReady
     | ModelReady
 )

@@ -48,6 +48,8 @@ class LearningMessages:
         self._waiting: dict[int, list[msg.BallotMessage]] = {}
         self.payloads: dict[Digest, bool] = {}
         """The payloads in hand, and whether each is a valid gradient."""
+        self.failed: dict[Digest, None] = {}
+        """Announced payloads that somebody was asked for in vain; no wait is for them."""
         self.evidence: dict[Conviction, msg.Evidence] = {}
         self._published: dict[Conviction, None] = {}
         self.in_time: tuple[int, ...] = ()
@@ -68,6 +70,13 @@ class LearningMessages:
         if len(versions) > 1:
             self._convict(msg.Kind.UPDATE, update.worker, versions)
         return None
+
+    def is_full(self, claim: msg.Update | msg.BallotMessage) -> bool:
+        """Whether its worker has sent two of this kind: no further one can count."""
+        if isinstance(claim, msg.Update):
+            return len(self._updates.get(claim.worker, ())) > 1
+        kept = (self._ballots, self._waiting)
+        return sum(len(ballots.get(claim.worker, ())) for ballots in kept) > 1
 
     def update(self, update_id: Digest) -> msg.Update | None:
         """The update header with this id, if it is in hand."""
@@ -90,9 +99,13 @@ class LearningMessages:
         )
 
     def proposer_settled(self, worker: int) -> bool:
-        """Whether there is nothing more to wait for from this proposer."""
+        """Whether this proposer's gradient is in hand, or it has lied and it does not matter."""
         versions = self._updates.get(worker, [])
         return len(versions) > 1 or any(update.payload in self.payloads for update in versions)
+
+    def proposer_failed(self, worker: int) -> bool:
+        """Whether this proposer announced a gradient that somebody was asked for in vain."""
+        return any(update.payload in self.failed for update in self._updates.get(worker, []))
 
     # -- ballots --------------------------------------------------------------------------------
 
@@ -169,7 +182,7 @@ class LearningMessages:
         """How many update headers, ballots and pieces of evidence are held."""
         lists = (self._updates, self._ballots, self._waiting)
         held = sum(len(versions) for kept in lists for versions in kept.values())
-        return held + len(self.evidence)
+        return held + len(self.evidence) + len(self.failed)
 
 
 UPDATE_SLOT = (msg.Kind.UPDATE, 0, 0)
@@ -358,8 +371,9 @@ class LearningHalf:
 
     def _ended(self, role: Role) -> None:
         """Note who was missing at the end of a wait."""
-        waited_for, missing = self._waited_for(role), self._missing(role)
-        if waited_for is not None and missing is not None:
+        waited_for, heard = self._waited_for(role), self._heard(role)
+        if waited_for is not None:
+            missing = [worker for worker in waited_for if not heard(worker)]
             self.context.waits.ended(_KINDS[role], waited_for, missing, self.tip.round)
 
     def _missing(self, role: Role) -> list[int] | None:
@@ -367,8 +381,9 @@ class LearningHalf:
         waited_for = self._waited_for(role)
         if waited_for is None:
             return None
-        heard = self._heard(role)
-        return [worker for worker in waited_for if not heard(worker)]
+        heard, failed = self._heard(role), self.learning_messages.proposer_failed
+        given_up = failed if role is Role.PROPOSER else lambda _: False
+        return [worker for worker in waited_for if not (heard(worker) or given_up(worker))]
 
     def _waited_for(self, role: Role) -> list[int] | None:
         drawn = self.draws.expected(role)

@@ -185,6 +185,8 @@ class Player:
                 pass  # This worker misses a role; its agreement goes on.
             case ev.PayloadReady() | ev.BlockReady() | ev.Combined():
                 self._on_part(event)
+            case ev.PayloadFailed():
+                self._round.on_payload_failed(event.digest)
             case _:
                 assert_never(event)
 

@@ -126,7 +126,7 @@ class Round:
             case ev.TimerKind.LEAD:
                 self._begin_periods()
             case ev.TimerKind.LEADS_END:
-                self.leads_over = True  # `hurry` does the rest.
+                self.leads_over = self._leads_shortened  # `hurry` does the rest.
             case ev.TimerKind.FILTER if periods.started and periods.phase is Phase.FILTER:
                 periods.filter()
             case ev.TimerKind.DEADLINE if periods.started and periods.phase is not Phase.RECOVERY:
@@ -184,7 +184,7 @@ class Round:
 
     def receive(self, peer: int, data: bytes, claim: msg.SignedMessage) -> None:
         """Take a message of this round from a peer; it was not checked before."""
-        fault = self._screen(claim)
+        fault = self._screen(claim) or self._surplus(claim)
         if fault is None:
             verified = self.draws.verify(Unverified(claim))
             if not isinstance(verified, ev.MessageFault):
@@ -209,6 +209,17 @@ class Round:
                 if claim.period < period - kept:
                     return ev.MessageFault.STALE
         return ev.MessageFault.TOO_EARLY if claim.period > period + 1 else None
+
+    def _surplus(self, claim: msg.SignedMessage) -> ev.MessageFault | None:
+        """Whether no further message of this worker can count in its slot, whoever signed it."""
+        match claim:
+            case msg.Update() | msg.BallotMessage():
+                full = self.learning_messages.is_full(claim)
+            case msg.Lead():
+                full = self.periods.leads.is_full(claim)
+            case msg.Vote():
+                full = self.periods.tracker.is_full(claim)
+        return ev.MessageFault.SURPLUS if full else None
 
     def take(self, peer: int, data: bytes, message: msg.SignedMessage) -> None:
         """Take a verified message; the worker's own come without bytes and are not relayed."""
@@ -395,6 +406,11 @@ class Round:
         self.learning_messages.payloads[payload] = valid
         self._note_proposers(payload)
         self.validation.payload_ready()
+
+    def on_payload_failed(self, payload: Digest) -> None:
+        """Somebody was asked for a gradient in vain: wait for it no longer, whoever has it."""
+        if payload in self.learning_messages.announced():
+            self.learning_messages.failed[payload] = None
 
     def on_progress(self) -> None:
         """Go on after something came: a block may be valid now, or a certificate complete."""

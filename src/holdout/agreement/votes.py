@@ -60,6 +60,11 @@ class Tracker:
         self._at(vote.period, vote.step, vote.value).setdefault(vote.worker, mark)
         return None
 
+    def is_full(self, claim: Vote) -> bool:
+        """Whether its worker has voted twice in this slot: no further vote of it can count."""
+        versions = self._direct.get((claim.period, claim.step), {}).get(claim.worker, ())
+        return len(versions) >= VERSIONS_MAX
+
     def add_bundle(self, bundle: Bundle) -> None:
         """Count the votes of a verified bundle, whatever else its signers have voted."""
         marks = self._at(bundle.period, bundle.step, bundle.value)
@@ -159,13 +164,17 @@ class Leads:
         versions = self._periods.setdefault(lead.period, {}).setdefault(lead.worker, [])
         if any(ranked.lead.envelope.signed == lead.envelope.signed for ranked in versions):
             return MessageFault.DUPLICATE
-        if len(versions) > 1:
+        if len(versions) >= VERSIONS_MAX:
             return MessageFault.SURPLUS
         versions.append(Ranked(priority, lead))
         if len(versions) > 1 and lead.worker not in self.evidence:
             first, second = versions
             self.evidence[lead.worker] = Evidence.of(first.lead.envelope, second.lead.envelope)
         return None
+
+    def is_full(self, claim: Lead) -> bool:
+        """Whether its worker has led this period twice: no further lead of it can count."""
+        return len(self._periods.get(claim.period, {}).get(claim.worker, ())) >= VERSIONS_MAX
 
     def best(self, period: int) -> list[Lead]:
         """The leads of a period by ascending priority, without leaders that sent two."""

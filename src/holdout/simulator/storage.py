@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from holdout.agreement.events import BlobKind, Persist, Want
+from holdout.agreement.events import BlobKind, PayloadFailed, Persist, Want
 from holdout.agreement.messages import Finished
 from holdout.ids import Digest
 
@@ -212,6 +212,7 @@ class SimulatedFetcher:
             node.memory.put(wanted.kind, digest, data, number)
             node.ready(wanted.kind, digest, data)
         elif tries == wanted.tries:
+            self._failed(digest, wanted)
             pause = cluster.timing.delay * min(8, max(0, tries - QUICK_TRIES)) // 4
             wanted.tries += 1  # So that its timeout does nothing.
             node.later(pause, self._ask, digest)
@@ -220,4 +221,10 @@ class SimulatedFetcher:
         digest, tries = question
         wanted = self._wanted.get(digest)
         if wanted is not None and wanted.tries == tries:
+            self._failed(digest, wanted)
             self._ask(digest)
+
+    def _failed(self, digest: Digest, wanted: _Wanted) -> None:
+        """Tell the player that the first peer to be asked for a gradient does not give it."""
+        if wanted.tries == 1 and wanted.kind is BlobKind.PAYLOAD:
+            self._node.take(PayloadFailed(digest))

@@ -73,6 +73,8 @@ def event_text(event: ev.Event) -> str:  # noqa: C901  # One case for each kind.
             return f"combined {'nothing' if model is None else short(model)} radius {radius:.3g}"
         case ev.PayloadReady(digest, valid):
             return f"has payload {short(digest)}" + ("" if valid else ", which is not valid")
+        case ev.PayloadFailed(digest):
+            return f"cannot get payload {short(digest)}"
         case ev.BlockReady(digest):
             return f"has block {short(digest)}"
         case ev.ModelReady(digest):

@@ -6,11 +6,12 @@ stops it is what would stop a real liar.
 """
 
 import argparse
+import asyncio
 import os
 import threading
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -24,12 +25,28 @@ from holdout.node.membership.genesis import Network
 from holdout.node.membership.identity import Identity
 from holdout.node.network.transport import ZenohTransport
 from holdout.node.runtime.node import run_node
+from holdout.node.runtime.pacing import now
 from holdout.node.runtime.service import Service
 from holdout.seeds import Stream, stream
 
 REPLAYED = 64
-FLOOD_NICE = 10
-"""The niceness of the thread that floods: on Linux, each thread has its own."""
+FLOOD_NICE = 19
+"""The niceness of a node that floods: a real one has its own machine."""
+LATE_SECONDS = 0.1
+LATE_FACTOR = 1.6
+"""How late a liar is at first, and how much later each round."""
+LATE_SECONDS_MAX = 300.0
+MARGIN_SECONDS = 0.1
+"""How long before others stop waiting a liar sends what they wait for."""
+NONSENSE_SECONDS = 0.05
+"""The pause between two pieces of nonsense."""
+_WAITS = {
+    ev.TimerKind.PROPOSALS_END: msg.Kind.UPDATE,
+    ev.TimerKind.BALLOTS_END: msg.Kind.BALLOT,
+    ev.TimerKind.LEADS_END: msg.Kind.LEAD,
+    ev.TimerKind.DEADLINE: msg.Kind.VOTE,
+}
+"""What each timer ends the wait for."""
 
 LIES = (
     "coalition",
@@ -40,6 +57,9 @@ LIES = (
     "impersonate",
     "flood",
     "silent",
+    "late",
+    "just-in-time",
+    "nonsense",
 )
 """docs/operating.md says what each one does."""
 _FALSIFIED = (msg.Kind.UPDATE, msg.Kind.BALLOT, msg.Kind.LEAD, msg.Kind.VOTE)
@@ -74,6 +94,10 @@ class ChosenLies:
         self._others = [w for w in range(len(network.members)) if w != service.worker]
         self._old: deque[bytes] = deque(maxlen=REPLAYED)
         self._flooding: threading.Thread | None = None
+        self._talking = False
+        self._held: dict[int, list[ev.Broadcast]] = {}
+        self._ends: dict[int, int] = {}
+        self._first_round: int | None = None
 
     # -- what the driver asks ---------------------------------------------------------------------
 
@@ -82,6 +106,9 @@ class ChosenLies:
         if "flood" in self._lies and self._flooding is None:
             self._flooding = threading.Thread(target=self._flood, daemon=True)
             self._flooding.start()
+        if "nonsense" in self._lies and not self._talking:
+            self._talking = True
+            self._talk_nonsense()
         done: list[ev.Action] = []
         for action in actions:
             if "silent" in self._lies and isinstance(
@@ -89,8 +116,10 @@ class ChosenLies:
             ):
                 continue
             if isinstance(action, ev.Broadcast) and action.data[0] in _FALSIFIED:
-                done += self._say(action)
+                done += self._in_time(self._say(action))
             else:
+                if isinstance(action, ev.SetTimer):
+                    self._watch(action)
                 done.append(action)
                 if isinstance(action, ev.Relay):
                     self._old.append(action.data)
@@ -117,6 +146,67 @@ class ChosenLies:
     def withholds(self, kind: ev.BlobKind) -> bool:
         """Give no gradient to anybody."""
         return "withhold" in self._lies and kind is ev.BlobKind.PAYLOAD
+
+    # -- being late -------------------------------------------------------------------------------
+
+    def _in_time(self, actions: Sequence[ev.Action]) -> Sequence[ev.Action]:
+        """What is said at once; the rest is said later, or just before nobody waits any more."""
+        if "just-in-time" in self._lies:
+            for action in actions:
+                if isinstance(action, ev.Broadcast):
+                    self._held.setdefault(action.data[0], []).append(action)
+            return [action for action in actions if not isinstance(action, ev.Broadcast)]
+        if "late" in self._lies:
+            number = self._service.player.round
+            self._first_round = self._first_round or number
+            seconds = LATE_SECONDS * LATE_FACTOR ** min(number - self._first_round, 60)
+            self._later(min(seconds, LATE_SECONDS_MAX), partial(self._send, actions))
+            return []
+        return actions
+
+    def _watch(self, action: ev.SetTimer) -> None:
+        """A wait will end then; others wait about as long."""
+        kind = _WAITS.get(action.timer.kind)
+        if kind is None or "just-in-time" not in self._lies:
+            return
+        self._ends[kind] = action.at
+        seconds = (action.at - now()) / 1e6 - MARGIN_SECONDS
+        self._later(max(0.0, seconds), partial(self._let_go, kind, action.at))
+
+    def _let_go(self, kind: int, end: int) -> None:
+        if self._ends.get(kind) == end:  # It was not brought forward meanwhile.
+            self._send(self._held.pop(kind, []))
+
+    def _send(self, actions: Sequence[ev.Action]) -> None:
+        for action in actions:
+            if isinstance(action, ev.Broadcast) and not self._service.stopping:
+                self._service.gossip.broadcast(action.data, action.urgency)
+
+    def _later(self, seconds: float, do: Callable[[], None]) -> None:
+        asyncio.get_running_loop().call_later(seconds, do)
+
+    # -- well-signed nonsense ---------------------------------------------------------------------
+
+    def _talk_nonsense(self) -> None:
+        """Say something that is signed as it should be and means nothing, then again."""
+        if self._service.stopping:
+            return
+        chain, worker = self._genesis.chain, self._service.worker
+        number, value = self._service.player.round, Digest(os.urandom(32))
+        model = self._service.player.model
+        size = self._genesis.params.payload_bytes
+        transport = self._service.transport
+        for kind, part in (
+            (msg.Kind.VOTE, msg.vote_part(chain, number + (1 << 40), 0, 1, worker, value)),
+            (msg.Kind.VOTE, msg.vote_part(chain, number, 1 << 20, 1, worker, value)),
+            (msg.Kind.UPDATE, msg.update_part(chain, number, worker, model, value, size)),
+            (msg.Kind.UPDATE, msg.update_part(chain, number, worker, model, value, 1 << 40)),
+            (msg.Kind.LEAD, msg.lead_part(chain, number, 1, worker, 1, value)),
+        ):
+            data = msg.Envelope(kind, part, self._signer.sign(part)).encode()
+            transport.broadcast(data, ev.Urgency.VOTE)
+        transport.broadcast(os.urandom(1 << 20), ev.Urgency.ANSWER)
+        self._later(NONSENSE_SECONDS, self._talk_nonsense)
 
     # -- lies -------------------------------------------------------------------------------------
 
@@ -200,8 +290,6 @@ class ChosenLies:
 
     def _flood(self) -> None:
         """Send votes, random bytes and questions as fast as the network takes them."""
-        # A real liar has its own machine; this one must not take the other nodes' processor time.
-        os.nice(FLOOD_NICE)
         chain, worker = self._genesis.chain, self._service.worker
         count = 0
         while not self._service.stopping:
@@ -240,9 +328,12 @@ def main() -> None:
     parser.add_argument("--liars", default="", help="members of the coalition, such as 5,6")
     parser.add_argument("--until", type=int)
     options = parser.parse_args()
+    lies = read_lies(options.lies)
+    if "flood" in lies:
+        os.nice(FLOOD_NICE)  # Before there are any threads: on Linux, each has its own.
     chosen = partial(
         ChosenLies,
-        lies=read_lies(options.lies),
+        lies=lies,
         liars=[int(number) for number in options.liars.split(",") if number],
     )
     run_node(options.folder, until=options.until, make_misbehaviour=chosen)

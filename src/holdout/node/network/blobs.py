@@ -10,7 +10,7 @@ import asyncio
 import re
 import struct
 import threading
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -23,10 +23,14 @@ from holdout.node.network.transport import Transport
 from holdout.node.network.zenoh_config import CHUNK_BYTES
 from holdout.seeds import Stream
 
+CACHE_BYTES = 64 << 20
+"""How much of what was read from disk stays in memory; the newest blob always does."""
 BYTES_PER_SECOND_MIN = 1 << 20
 """A holder that is slower than this is given up."""
 FETCHES_MAX = 16
 """How many gradients are fetched at the same time."""
+RETRIES_MAX = 4
+"""How many gradients that somebody did not give are asked for again at the same time."""
 
 _SIZE = struct.Struct("<Q")
 _QUESTION = re.compile(r"([123])/([0-9a-f]{64})/([0-9]{1,12})")
@@ -38,6 +42,8 @@ class Blobs:
     def __init__(self, on_disk: Callable[[BlobKind, Digest], bytes | None]) -> None:
         self._on_disk = on_disk
         self._held: dict[Digest, tuple[BlobKind, bytes, int]] = {}
+        self._read: OrderedDict[Digest, bytes] = OrderedDict()
+        """What was read from disk and checked, the newest last."""
         self._lock = threading.Lock()
 
     def put(self, kind: BlobKind, digest: Digest, data: bytes, round_number: int) -> None:
@@ -48,7 +54,23 @@ class Blobs:
     def get(self, kind: BlobKind, digest: Digest) -> bytes | None:
         """A blob from memory, or from disk, where `on_disk` checks it; None: it is not held."""
         found = self._held.get(digest)
-        return self._on_disk(kind, digest) if found is None else found[1]
+        if found is not None:
+            return found[1]
+        data = self._read.get(digest)
+        if data is None:
+            data = self._on_disk(kind, digest)
+            if data is not None:
+                self._remember(digest, data)
+        return data
+
+    def _remember(self, digest: Digest, data: bytes) -> None:
+        """Keep what was read: asking again, or piece by piece, costs no second check."""
+        with self._lock:
+            self._read[digest] = data
+            self._read.move_to_end(digest)
+            size = sum(map(len, self._read.values()))
+            while size > CACHE_BYTES and len(self._read) > 1:
+                size -= len(self._read.popitem(last=False)[1])
 
     def forget(self, before_round: int) -> None:
         """Drop the blobs of earlier rounds from memory."""
@@ -56,6 +78,8 @@ class Blobs:
             self._held = {
                 digest: item for digest, item in self._held.items() if item[2] >= before_round
             }
+            # The disk forgets too, and may be damaged meanwhile.
+            self._read.clear()
 
     def serve(self, question: str) -> bytes | None:
         """The answer to a peer's question; None: there is none."""
@@ -72,7 +96,8 @@ class Blobs:
     def size(self) -> int:
         """How many bytes are held in memory."""
         with self._lock:
-            return sum(len(data) for _, data, _ in self._held.values())
+            read = sum(map(len, self._read.values()))
+            return read + sum(len(data) for _, data, _ in self._held.values())
 
 
 @dataclass(slots=True)
@@ -90,6 +115,7 @@ class Fetcher:
     Attributes:
         wrong: How many bad answers each peer gave.
         silent: How many questions each peer left unanswered.
+        failed: How many gradients each peer was asked for first and did not give.
     """
 
     def __init__(
@@ -101,18 +127,34 @@ class Fetcher:
         delay: float,
         words: Stream,
         ready: Callable[[BlobKind, Digest, bytes], None],
+        gave_up: Callable[[Digest], None] = lambda _: None,
     ) -> None:
-        """Args: `delay`, in seconds, of a small message; `ready`, called with each blob."""
+        """Prepare to fetch.
+
+        Args:
+            transport: Carries questions and answers.
+            params: The network's constants, which say how large blobs are.
+            members: Whom to ask: all other members.
+            delay: How long a small message takes at most, in seconds.
+            words: Draws whom to ask where nobody is named.
+            ready: Called with each blob.
+            gave_up: Called with a gradient that the first peer to be asked did not give; others are
+                still asked.
+        """
         self._transport = transport
         self._params = params
         self._members = tuple(members)
         self._delay = delay
         self._words = words
         self._ready = ready
+        self._gave_up = gave_up
         self._fetches: dict[Digest, _Fetch] = {}
         self._slots = asyncio.Semaphore(FETCHES_MAX)
+        # So that gradients which nobody has do not take the places of those which somebody has.
+        self._retries = asyncio.Semaphore(RETRIES_MAX)
         self.wrong: Counter[int] = Counter()
         self.silent: Counter[int] = Counter()
+        self.failed: Counter[int] = Counter()
 
     @property
     def count(self) -> int:
@@ -162,14 +204,21 @@ class Fetcher:
             fetch.asked[peer] += 1
             # Bodies and models are few and decide the round: only gradients wait for a slot.
             if kind is BlobKind.PAYLOAD:
-                async with self._slots:
-                    data = await self._pull(peer, kind, digest)
+                data = await self._pull_gradient(peer, digest, first=fetch.asked.total() == 1)
             else:
                 data = await self._pull(peer, kind, digest)
             if data is not None:
                 break
         if self._fetches.pop(digest, None) is not None:
             self._ready(kind, digest, data)
+
+    async def _pull_gradient(self, peer: int, digest: Digest, *, first: bool) -> bytes | None:
+        async with self._slots if first else self._retries:
+            data = await self._pull(peer, BlobKind.PAYLOAD, digest)
+        if data is None and first:
+            self.failed[peer] += 1
+            self._gave_up(digest)
+        return data
 
     async def _pull(self, peer: int, kind: BlobKind, digest: Digest) -> bytes | None:
         limit = self._params.payload_bytes

@@ -51,6 +51,8 @@ class Dropped(StrEnum):
     OVERSIZE = "oversize"
     TOO_MANY = "too-many"
     """Above the sender's allowance of messages or bytes."""
+    FLOODING = "flooding"
+    """From a sender that has lost its allowance for a while, since it was caught flooding."""
     QUEUE_FULL = "queue-full"
     REPEATED = "repeated"
     """An exact copy of a message that was accepted before."""
@@ -119,15 +121,38 @@ class Allowance:
         )
 
 
+FLOOD_SECONDS = (2.0, 60.0)
+"""How long a flooding sender loses its allowance: at first, then doubled each time, at most."""
+FORGIVEN_SECONDS = 600.0
+"""After this long without a flood, a sender counts as one that was never caught."""
+
+
+@dataclass(frozen=True, slots=True)
+class Flood:
+    """A sender that was caught flooding."""
+
+    times: int
+    seconds_left: float
+    """How long until it gets its allowance back; 0: it has it."""
+
+
 @dataclass(slots=True)
 class _Account:
     messages: float
     size: float
     updated: float
+    surplus: int = 0
+    """What was dropped since the sender last kept to its allowance."""
+    caught: int = 0
+    barred_until: float = 0.0
 
 
 class Meter:
-    """Charges what each sender sends to its allowance."""
+    """Charges what each sender sends to its allowance.
+
+    A sender whose surplus is as large as its whole allowance is flooding. It loses the allowance
+    for a while, for longer each time; until then everything that it sends is dropped.
+    """
 
     def __init__(self, allowance: Allowance, clock: Callable[[], float]) -> None:
         self._allowance = allowance
@@ -137,9 +162,44 @@ class Meter:
     def fault(self, sender: int, size: int) -> Dropped | None:
         """Why this message must be dropped; None: it may pass, and is charged to its sender."""
         rule = self._allowance
+        account = self._account(sender)
+        if account.updated < account.barred_until:
+            return Dropped.FLOODING
         if size > rule.message_bytes_max:
+            self._dropped(account)
             return Dropped.OVERSIZE
-        now = self._clock()
+        if account.messages < 1 or account.size < size:
+            self._dropped(account)
+            return Dropped.TOO_MANY
+        account.messages -= 1
+        account.size -= size
+        return None
+
+    def charge(self, sender: int, messages: int) -> None:
+        """Take messages off a sender's allowance, for one that cost more than its size tells."""
+        account = self._account(sender)
+        account.messages -= min(messages, self._allowance.messages_burst)
+
+    def keeps_to_its_allowance(self, sender: int) -> bool:
+        """Whether nothing of this sender was dropped lately."""
+        return not self._account(sender).surplus
+
+    def barred_for(self, sender: int) -> float:
+        """For how many seconds everything from this sender will be dropped; 0: it is not."""
+        account = self._account(sender)
+        return max(0.0, account.barred_until - account.updated)
+
+    def floods(self) -> dict[int, Flood]:
+        """The senders that were caught flooding."""
+        return {
+            sender: Flood(account.caught, self.barred_for(sender))
+            for sender, account in sorted(self._accounts.items())
+            if account.caught
+        }
+
+    def _account(self, sender: int) -> _Account:
+        """The sender's account, with what it has earned until now."""
+        rule, now = self._allowance, self._clock()
         account = self._accounts.get(sender)
         if account is None:
             account = self._accounts[sender] = _Account(rule.messages_burst, rule.bytes_burst, now)
@@ -147,11 +207,21 @@ class Meter:
         account.updated = now
         account.messages = min(rule.messages_burst, account.messages + passed * rule.messages_rate)
         account.size = min(rule.bytes_burst, account.size + passed * rule.bytes_rate)
-        if account.messages < 1 or account.size < size:
-            return Dropped.TOO_MANY
-        account.messages -= 1
-        account.size -= size
-        return None
+        if account.messages == rule.messages_burst:
+            account.surplus = 0
+        return account
+
+    def _dropped(self, account: _Account) -> None:
+        account.surplus += 1
+        if account.surplus < self._allowance.messages_burst:
+            return
+        first, last = FLOOD_SECONDS
+        if account.updated - account.barred_until > FORGIVEN_SECONDS:
+            account.caught = 0
+        account.barred_until = account.updated + min(first * 2.0**account.caught, last)
+        account.caught += 1
+        account.surplus = 0
+        account.messages = account.size = 0.0
 
 
 @dataclass(slots=True)
@@ -181,15 +251,16 @@ class Inbox:
         self._lanes = tuple(_Lane({sender: deque() for sender in senders}) for _ in sorted(Urgency))
         self._count = 0
 
-    def put(self, sender: int, data: bytes) -> Dropped | None:
-        """Queue a message; why it was dropped, if it was. May hold the caller for a moment."""
+    def put(self, sender: int, data: bytes, *, may_hold: bool = True) -> Dropped | None:
+        """Queue a message; why it was dropped, if it was. With `may_hold`, the caller may wait."""
         urgency = urgency_of(data)
         lane = self._lanes[urgency]
         queue = lane.queues.get(sender)
         if queue is None:
             return Dropped.UNKNOWN_SENDER
         with self._lock:
-            if len(queue) >= self._queue_max and not self._hold(queue, urgency):
+            full = len(queue) >= self._queue_max
+            if full and not (may_hold and self._hold(queue, urgency)):
                 return Dropped.QUEUE_FULL
             if not queue:
                 lane.turns.append(sender)

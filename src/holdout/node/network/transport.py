@@ -14,6 +14,7 @@ the sender's allowance, queue (`queues`), and wake the one task that handles mes
 
 import asyncio
 import os
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -30,6 +31,7 @@ from holdout.node.network.queues import (
     BLOB,
     Allowance,
     Dropped,
+    Flood,
     Inbox,
     Meter,
     PeerWork,
@@ -128,6 +130,9 @@ class ZenohTransport:
         self._asking: PeerWork[Callable[[], None]] = PeerWork(
             lambda _, ask: ask(), name="ask", threads_max=len(members), waiting_max=WAITING_MAX
         )
+        self._subscribers: dict[int, list[zenoh.Subscriber[None]]] = {}
+        self._muted: set[int] = set()
+        self._closed = threading.Event()
         self.dropped: Counter[tuple[int, Dropped]] = Counter()
         self.sent: Counter[str] = Counter()
         self.received: Counter[str] = Counter()
@@ -141,12 +146,44 @@ class ZenohTransport:
         self._listen()
 
     def _listen(self) -> None:
-        # Directly on Zenoh's thread: otherwise there is an unbounded queue in between.
-        on_sample = zenoh.handlers.Callback(self._on_sample, indirect=False)
+        for sender in self._indices.values():
+            self._subscribers[sender] = self._subscribe(sender)
         on_query = zenoh.handlers.Callback(self._on_query, indirect=False)
-        self._session.declare_subscriber(f"{self._prefix}/*/all", on_sample)
-        self._session.declare_subscriber(f"{self._prefix}/*/to/{self._me}", on_sample)
         self._session.declare_queryable(f"{self._prefix}/{self._me}/blob/**", on_query)
+
+    def _subscribe(self, sender: int) -> list[zenoh.Subscriber[None]]:
+        """Take in what this member sends."""
+        # Directly on Zenoh's thread: otherwise there is an unbounded queue in between.
+        on_sample = zenoh.handlers.Callback(partial(self._on_sample, sender), indirect=False)
+        keys = (f"{self._prefix}/{sender}/all", f"{self._prefix}/{sender}/to/{self._me}")
+        return [self._session.declare_subscriber(key, on_sample) for key in keys]
+
+    # -- a member that floods ---------------------------------------------------------------------
+
+    def charge(self, sender: int, messages: int) -> None:
+        """Take messages off a member's allowance."""
+        self._meter.charge(sender, messages)
+
+    def floods(self) -> dict[int, Flood]:
+        """The members that were caught flooding."""
+        return self._meter.floods()
+
+    def _mute(self, sender: int) -> None:
+        """Have Zenoh drop what a flooding member sends, until it gets its allowance back.
+
+        That costs a fraction of a call into Python for each message. It runs on its own thread:
+        Zenoh's must not wait.
+        """
+        try:
+            for subscriber in self._subscribers.pop(sender):
+                subscriber.undeclare()  # type: ignore[no-untyped-call]
+            self._closed.wait(self._meter.barred_for(sender))
+            if not self._closed.is_set():
+                self._subscribers[sender] = self._subscribe(sender)
+        except zenoh.ZError:
+            pass  # Closed meanwhile.
+        finally:
+            self._muted.discard(sender)
 
     # -- sending --------------------------------------------------------------------------------
 
@@ -216,19 +253,23 @@ class ZenohTransport:
 
     # -- receiving, on Zenoh's threads -----------------------------------------------------------
 
-    def _on_sample(self, sample: zenoh.Sample) -> None:
-        sender = int(str(sample.key_expr).split("/", 3)[2])
+    def _on_sample(self, sender: int, sample: zenoh.Sample) -> None:
         payload = sample.payload
         size = len(payload)
         fault = self._meter.fault(sender, size)
         data = b"" if fault is not None else payload.to_bytes()
         self.received[kind_name(data)] += size
         if fault is None:
-            fault = self._inbox.put(sender, data)
+            # A sender that exceeds its allowance fills its own places: nobody is held back for it.
+            may_hold = self._meter.keeps_to_its_allowance(sender)
+            fault = self._inbox.put(sender, data, may_hold=may_hold)
         if fault is None:
             self._wake()
-        else:
-            self.dropped[sender, fault] += 1
+            return
+        self.dropped[sender, fault] += 1
+        if fault is Dropped.FLOODING and sender not in self._muted:
+            self._muted.add(sender)
+            threading.Thread(target=self._mute, args=(sender,), name="mute", daemon=True).start()
 
     def _on_query(self, query: zenoh.Query) -> None:
         # `.../blob/ASKER/QUESTION`; the rules let `.../blob/ASKER` in as well.
@@ -278,6 +319,7 @@ class ZenohTransport:
 
     def close(self) -> None:
         """End all connections."""
+        self._closed.set()
         self._inbox.close()
         self._asking.close()
         for query, _ in self._answering.close():

@@ -45,6 +45,8 @@ class LearnerClient:
         self._pause = 0.0
         self._not_before = 0.0
         self.failures = 0
+        self.last_failure: str | None = None
+        """Why the worker failed last; None: it works."""
 
     @property
     def pid(self) -> int | None:
@@ -111,9 +113,11 @@ class LearnerClient:
                 raise
         if "failed" in answer:
             self.failures += 1
+            self.last_failure = str(answer["failed"])
             self._log.warning("worker-failed", job=question["job"], why=answer["failed"])
             raise LearnerFailed(answer["failed"])
         self._pause = 0.0
+        self.last_failure = None
         return answer, data
 
     async def _started(self) -> asyncio.subprocess.Process:
@@ -166,6 +170,7 @@ class LearnerClient:
 
     async def _fail(self, why: str) -> None:
         self.failures += 1
+        self.last_failure = why
         self._log.warning("worker-failed", why=why)
         await self.close()
         first, last = RESTART_SECONDS

@@ -96,6 +96,8 @@ class Counters:
 
     rejected: Counter[str] = field(default_factory=Counter)
     """How many messages were rejected, by reason."""
+    rejected_by: Counter[tuple[int, str]] = field(default_factory=Counter)
+    """The same, by the member that sent or passed them on, and reason."""
     rounds: int = 0
     steps: int = 0
     periods: int = 0

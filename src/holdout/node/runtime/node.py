@@ -276,8 +276,10 @@ class _Node:
             delay=folder.settings.timing.delay / 1e3,
             words=words,
             ready=service.fetched,
+            gave_up=service.gave_up,
         )
         service.attach(transport, gossip, fetcher)
+        service.charge = transport.charge
         self.reporter = Reporter(
             network=folder.network,
             expires=folder.expires,

@@ -36,6 +36,20 @@ MEETING_SECONDS = 3.0
 STEPS_IN_A_ROW = 32
 """After this many events and messages the other tasks get their turn."""
 NONCE_BYTES = 32
+FORGED = frozenset(
+    {
+        ev.MessageFault.MALFORMED,
+        ev.MessageFault.WRONG_CHAIN,
+        ev.MessageFault.UNKNOWN_WORKER,
+        ev.MessageFault.WRONG_SIGNATURE,
+        ev.MessageFault.NOT_DRAWN,
+        ev.MessageFault.NO_QUORUM,
+        ev.MessageFault.NO_EVIDENCE,
+    }
+)
+"""What no honest member sends, nor passes on."""
+FORGED_COST = 16
+"""How many messages each of those counts as, in its sender's allowance."""
 
 
 class Service:
@@ -96,6 +110,8 @@ class Service:
         self._failure: Exception | None = None
         self._steps = self._archive.steps
         self._rejected = False
+        self.charge: Callable[[int, int], None] = lambda _peer, _messages: None
+        """Takes messages off a peer's allowance."""
         self.transport: Transport
         self.gossip: Gossip
         self._fetcher: Fetcher
@@ -259,7 +275,7 @@ class Service:
                 self._compute(action.job)
             case ev.Reject():
                 self._rejected = True
-                self.counters.rejected[action.fault] += 1
+                self._reject(action)
             case ev.SendBlocks():
                 self._begin(self._send_blocks(action))
             case ev.Commit():
@@ -278,6 +294,12 @@ class Service:
                 self._log.error("halt", why=action.why)
             case ev.Keep() | ev.Persist():
                 pass  # Done by `_execute`.
+
+    def _reject(self, action: ev.Reject) -> None:
+        self.counters.rejected[action.fault] += 1
+        self.counters.rejected_by[action.peer, action.fault] += 1
+        if action.fault in FORGED and action.peer != self.worker:
+            self.charge(action.peer, FORGED_COST)
 
     def _set_timer(self, action: ev.SetTimer) -> None:
         if self._until is None or action.timer.round <= self._until:
@@ -341,6 +363,10 @@ class Service:
         self._idle.ended_by_message()
         self._blobs.put(kind, digest, data, self.player.round)
         self._announce(kind, digest, data)
+
+    def gave_up(self, payload: Digest) -> None:
+        """Note that a gradient was asked for in vain: nobody waits for it any longer."""
+        self._tell(ev.PayloadFailed(payload))
 
     def _announce(self, kind: ev.BlobKind, digest: Digest, data: bytes) -> None:
         match kind:
