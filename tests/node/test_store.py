@@ -26,8 +26,9 @@ from holdout.ids import Digest
 from holdout.node.membership import network_creation
 from holdout.node.membership.genesis import GENESIS, Network
 from holdout.node.membership.model_files import MODEL, load_model
+from holdout.node.storage.folder_lock import locked
 from holdout.node.storage.retention import Retention
-from holdout.node.storage.store import BLOBS, DATABASE, Store, locked
+from holdout.node.storage.store import BLOBS, DATABASE, Store
 from holdout.node.storage.store_recovery import checked_blob, open_store
 
 

@@ -210,7 +210,7 @@ def _verify(options: argparse.Namespace) -> int:
         again = f", {result.executed} executed again, {result.tallied} tallied again"
     say(
         f"{result.rounds} rounds verified ({result.steps} steps{again}); the model is"
-        f" {result.model.hex()}"
+        f" {result.model.hex()}. {result.kept[0].upper()}{result.kept[1:]}"
     )
     return 0
 

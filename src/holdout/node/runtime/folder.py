@@ -28,7 +28,8 @@ from holdout.node.membership.members import KEYS, check_keys
 from holdout.node.membership.model_files import MODEL, load_model
 from holdout.node.membership.network_creation import CERTIFICATES
 from holdout.node.membership.settings import NodeSettings, read_settings
-from holdout.node.storage.store import FOLDER, Store, locked
+from holdout.node.storage.folder_lock import locked
+from holdout.node.storage.store import FOLDER, Store
 from holdout.results import write_atomic
 
 

@@ -106,6 +106,10 @@ class Service:
         """Add the network, whose parts need this object to exist."""
         self.transport, self.gossip, self._fetcher = transport, gossip, fetcher
 
+    def take_part_until(self, round_number: int) -> None:
+        """Take part up to this round, unless an earlier one was named before."""
+        self._until = round_number if self._until is None else min(self._until, round_number)
+
     def wake(self) -> None:
         """Look for new messages; called on any thread."""
         with suppress(RuntimeError):  # The loop has ended.

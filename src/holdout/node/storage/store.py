@@ -12,7 +12,6 @@ A store is made once, by `Store.create`, when a member joins a network. `store_r
 when the node starts, and notices if it was lost. `Store.snapshot` reads it while the node runs.
 """
 
-import fcntl
 import os
 import shutil
 import sqlite3
@@ -20,7 +19,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import BinaryIO, Self
+from typing import Self
 
 from holdout.agreement import safety
 from holdout.agreement.codec import decode
@@ -31,12 +30,24 @@ from holdout.agreement.params import Genesis
 from holdout.agreement.wire import read_bundle, read_evidence
 from holdout.errors import InvalidMessage, StoreError, UserError
 from holdout.ids import Digest
-from holdout.node.storage.retention import KEEP_EVERYTHING, WORDS, Retention, Usage, size_of
+from holdout.node.storage.retention import (
+    FIRST_TO_GO,
+    KEEP_EVERYTHING,
+    WORDS,
+    Retention,
+    Usage,
+    age_of,
+    size_of,
+)
 
-FOLDER, DATABASE, BLOBS, LOCK = "store", "node.sqlite", "blobs", ".lock"
+FOLDER, DATABASE, BLOBS = "store", "node.sqlite", "blobs"
 BUSY_SECONDS_MAX = 60.0
 """How long a write waits for readers, and a reader for writes. Both should take a moment only."""
 SNAPSHOTS_MAX, SNAPSHOT_SECONDS = 5, 0.2
+ROOM_FACTOR = 2
+"""What is kept by the hour goes while less than so many times the least free space is left."""
+YOUNG_MAX = 8
+"""After so many blobs that are too young to go, older ones are not looked for."""
 EVIDENCE_MAX = 10_000
 """How many pieces of evidence are kept: the newest."""
 
@@ -49,39 +60,6 @@ CREATE TABLE blobs(digest BLOB PRIMARY KEY, kind INTEGER NOT NULL, round INTEGER
 CREATE TABLE evidence(worker INTEGER, round INTEGER, kind INTEGER, proof BLOB NOT NULL,
     PRIMARY KEY (worker, round, kind)) STRICT;
 """
-
-
-@contextmanager
-def locked(folder: Path) -> Iterator[None]:
-    """Keep other processes out of a node's folder."""
-    try:
-        file = (folder / LOCK).open("wb")
-    except OSError as error:
-        raise UserError(f"{folder} cannot be used: {error.strerror}") from None
-    with file:
-        if not _lock(file):
-            raise UserError(f"another process runs the node in {folder}")
-        yield
-
-
-@contextmanager
-def locked_if_free(folder: Path) -> Iterator[bool]:
-    """Keep nodes out of a folder; False: one runs there, or the folder cannot be written."""
-    try:
-        file = (folder / LOCK).open("wb")
-    except OSError:
-        yield False
-        return
-    with file:
-        yield _lock(file)
-
-
-def _lock(file: BinaryIO) -> bool:
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
 
 
 class Store:
@@ -224,17 +202,45 @@ class Store:
                 self._remove_blob(self._path(kind, digest))
 
     def _outdated(self, round_number: int) -> list[tuple[BlobKind, Digest]]:
-        gone: list[tuple[BlobKind, Digest]] = []
-        newest = self._newest_models()
+        """What has been kept long enough, and what there is no room for."""
+        gone: dict[Digest, BlobKind] = {}
+        now = time.time()
         for kind in BlobKind:
-            kept = self._retention.of(kind)
-            if kept:
-                rows = self._database.execute(
-                    "SELECT digest FROM blobs WHERE kind = ? AND round <= ?",
-                    (int(kind), round_number - kept),
-                )
-                gone += [(kind, Digest(row[0])) for row in rows if Digest(row[0]) not in newest]
-        return gone
+            young = 0
+            for digest in self._beyond(kind, round_number):
+                if age_of(self._path(kind, digest), now) >= self._retention.seconds(kind):
+                    gone[digest] = kind
+                elif (young := young + 1) >= YOUNG_MAX:
+                    break  # Later rounds are younger, but for single blobs that came late.
+        excess = self._excess() - sum(size_of(self._path(k, d)) for d, k in gone.items())
+        for kind in FIRST_TO_GO:
+            for digest in self._beyond(kind, round_number):
+                if excess <= 0:
+                    break
+                if digest not in gone:
+                    gone[digest] = kind
+                    excess -= size_of(self._path(kind, digest))
+        return [(kind, digest) for digest, kind in gone.items()]
+
+    def _beyond(self, kind: BlobKind, round_number: int) -> Iterator[Digest]:
+        """Blobs that need not be kept for their round's sake, oldest first."""
+        kept = self._retention.of(kind)
+        if not kept:
+            return
+        newest = self._newest_models()
+        rows = self._database.execute(
+            "SELECT digest FROM blobs WHERE kind = ? AND round <= ? ORDER BY round",
+            (int(kind), round_number - kept),
+        )
+        yield from (Digest(row[0]) for row in rows if Digest(row[0]) not in newest)
+
+    def _excess(self) -> int:
+        """By how many bytes the store is too large, for its limit or for the disk."""
+        usage = self.usage()
+        most = self._retention.bytes_max or usage.bytes
+        # The node stops below the least free space, so there must always be more.
+        short = ROOM_FACTOR * self._free_bytes_min - usage.free
+        return max(usage.bytes - most, short)
 
     def _newest_models(self) -> frozenset[Digest]:
         # A round without a step leaves the model as it is: the newest is kept, however old.
