@@ -17,7 +17,7 @@ from holdout.agreement.events import BlobKind
 from holdout.errors import UserError
 from holdout.ids import Digest
 from holdout.node.logs import Log
-from holdout.node.membership.settings import TrainingSection, read_settings, write_settings
+from holdout.node.membership.settings import NodeTrainingSection, read_settings, write_settings
 from holdout.node.runtime.learner_client import LearnerClient
 from holdout.node.runtime.training_end import stop_when_done
 from holdout.node.storage.retention import Retention
@@ -136,7 +136,7 @@ class Training:
 )
 def test_a_member_stops_when_it_wants_to(given, accuracy, until):
     service, log = Training(accuracy), io.StringIO()
-    asyncio.run(stop_when_done(TrainingSection(**given), service, Log("a", file=log)))
+    asyncio.run(stop_when_done(NodeTrainingSection(**given), service, Log("a", file=log)))
     assert service.until == until
     assert ("training-ended" in log.getvalue()) == (until == 7)
 
@@ -146,7 +146,7 @@ def test_it_goes_on_until_the_accuracy_is_there():
 
     async def later():
         task = asyncio.create_task(
-            stop_when_done(TrainingSection(stop_accuracy=0.9), service, Log("a", "error"))
+            stop_when_done(NodeTrainingSection(stop_accuracy=0.9), service, Log("a", "error"))
         )
         await asyncio.sleep(0)
         assert service.until is None

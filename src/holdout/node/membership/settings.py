@@ -79,7 +79,7 @@ class TimingSection(Section):
         return lowest, highest
 
 
-class TrainingSection(Section):
+class NodeTrainingSection(Section):
     """How fast this member trains, and when it stops."""
 
     rounds_min_interval: Seconds = 0.0
@@ -117,7 +117,7 @@ class NodeSettings(Section):
     worker_options: dict[str, str | int | float | bool] = Field(default_factory=dict)
     """Handed to `make_worker` as keyword arguments."""
     timing: TimingSection = TimingSection()
-    training: TrainingSection = TrainingSection()
+    training: NodeTrainingSection = NodeTrainingSection()
     storage: StorageSection = StorageSection()
     peers: dict[str, Address] = Field(default_factory=dict)
     """Addresses of members that have moved since the genesis file was made."""

@@ -8,19 +8,19 @@ import asyncio
 from datetime import UTC, datetime
 
 from holdout.node.logs import Log
-from holdout.node.membership.settings import TrainingSection
+from holdout.node.membership.settings import NodeTrainingSection
 from holdout.node.runtime.service import Service
 
 LOOK_SECONDS = 0.5
 
 
 def reason_to_stop(
-    training: TrainingSection, *, accuracy: float | None, now: datetime
+    training: NodeTrainingSection, *, accuracy: float | None, now: datetime
 ) -> str | None:
     """Why the member stops now; None: it goes on.
 
     Example:
-        >>> training = TrainingSection(stop_accuracy=0.9)
+        >>> training = NodeTrainingSection(stop_accuracy=0.9)
         >>> now = datetime.now(UTC)
         >>> reason_to_stop(training, accuracy=0.91, now=now)
         'the accuracy is 0.91, and 0.9 was asked for'
@@ -35,7 +35,7 @@ def reason_to_stop(
     return None
 
 
-async def stop_when_done(training: TrainingSection, service: Service, log: Log) -> None:
+async def stop_when_done(training: NodeTrainingSection, service: Service, log: Log) -> None:
     """Have the node stop training when its member wants it to."""
     if training.stop_round is not None:
         service.take_part_until(training.stop_round)
