@@ -88,6 +88,11 @@ def add_node(commands: Any) -> None:
         help="nodes of the networks before this one, newest first: verify their chains too",
     )
 
+    backup = folder_command(
+        what, "backup", "copy the folder of a node, also while it runs", _backup, "DIR"
+    )
+    backup.add_argument("out", type=Path, metavar="OUT_DIR")
+
     export = folder_command(
         what, "export", "write the model of a round as a safetensors file", _export, "DIR"
     )
@@ -237,6 +242,18 @@ def _verify(options: argparse.Namespace) -> int:
             f"It succeeds {seam.old.name}, {seam.old.identity}, after round {seam.round}, which"
             f" {seam.signers} of {len(seam.old.members)} members certified{whole}"
         )
+    return 0
+
+
+def _backup(options: argparse.Namespace) -> int:
+    from holdout.node.storage.backup import back_up
+
+    with writing():
+        height = back_up(options.folder, options.out)
+    say(
+        f"{options.out}: up to round {height}. It holds secret keys. To restore, put it in place of"
+        " the lost folder and run the node: it watches until it is safe to vote"
+    )
     return 0
 
 

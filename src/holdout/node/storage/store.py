@@ -30,6 +30,7 @@ from holdout.agreement.params import Genesis
 from holdout.agreement.wire import read_bundle, read_evidence
 from holdout.errors import InvalidMessage, StoreError, UserError
 from holdout.ids import Digest
+from holdout.node.storage.database import connect, file_mark, private_copy
 from holdout.node.storage.retention import (
     FIRST_TO_GO,
     KEEP_EVERYTHING,
@@ -41,8 +42,6 @@ from holdout.node.storage.retention import (
 )
 
 FOLDER, DATABASE, BLOBS = "store", "node.sqlite", "blobs"
-BUSY_SECONDS_MAX = 60.0
-"""How long a write waits for readers, and a reader for writes. Both should take a moment only."""
 SNAPSHOTS_MAX, SNAPSHOT_SECONDS = 5, 0.2
 ROOM_FACTOR = 2
 """What is kept by the hour goes while less than so many times the least free space is left."""
@@ -77,7 +76,7 @@ class Store:
         self._folder = folder
         self._retention = retention
         self._free_bytes_min = free_bytes_min
-        self._database = _connect(folder / DATABASE) if database is None else database
+        self._database = connect(folder / DATABASE) if database is None else database
         self._pinned: dict[Digest, bytes] = {}
         self._blob_bytes: int | None = None
 
@@ -101,12 +100,12 @@ class Store:
         drops meanwhile count as no longer kept, except the newest model, which is held in memory.
         """
         for _ in range(SNAPSHOTS_MAX - 1):
-            store = cls(folder, KEEP_EVERYTHING, 0, _copy(folder / DATABASE))
+            store = cls(folder, KEEP_EVERYTHING, 0, private_copy(folder / DATABASE))
             if store.pin():
                 return store
             store.close()
             time.sleep(SNAPSHOT_SECONDS)
-        return cls(folder, KEEP_EVERYTHING, 0, _copy(folder / DATABASE))
+        return cls(folder, KEEP_EVERYTHING, 0, private_copy(folder / DATABASE))
 
     def pin(self) -> bool:
         """Hold the newest model in memory, whatever happens to its file; False: it is gone."""
@@ -303,7 +302,23 @@ class Store:
 
     def chain(self) -> bytes:
         """The identity of the network that this store belongs to."""
-        row = self._database.execute("SELECT value FROM meta WHERE key = 'chain'").fetchone()
+        return self._meta("chain")
+
+    def is_copy(self) -> bool:
+        """Whether the database was copied here: its votes may not be the last ones."""
+        made_in = self._meta("file")
+        return made_in not in {b"", file_mark(self._folder / DATABASE)}
+
+    def take_as_own(self, *, forget_votes: bool) -> None:
+        """Note that the database lies in this file now, and forget votes that may be outdated."""
+        with self._transaction() as database:
+            if forget_votes:
+                database.execute("DELETE FROM safety")
+            mark = file_mark(self._folder / DATABASE)
+            database.execute("INSERT OR REPLACE INTO meta VALUES ('file', ?)", (mark,))
+
+    def _meta(self, key: str) -> bytes:
+        row = self._database.execute("SELECT value FROM meta WHERE key = ?", (key,)).fetchone()
         return b"" if row is None else bytes(row[0])
 
     def height(self) -> int:
@@ -354,58 +369,18 @@ class Store:
         return None
 
 
-def _connect(path: Path) -> sqlite3.Connection:
-    # Any thread may use it; the driver makes sure that only one does at a time. No lock is held
-    # between writes, so that others can read. Without that lock only PERSIST and TRUNCATE sync the
-    # end of the journal: a deleted one may come back after a power cut and undo the last commit.
-    database = sqlite3.connect(
-        path, isolation_level=None, check_same_thread=False, timeout=BUSY_SECONDS_MAX
-    )
-    for setting in (
-        "journal_mode = PERSIST",
-        "synchronous = FULL",
-        "trusted_schema = OFF",
-        "cell_size_check = ON",
-    ):
-        database.execute(f"PRAGMA {setting}")
-    return database
-
-
-def _copy(path: Path) -> sqlite3.Connection:
-    """A private copy, in memory or, if it is large, in a temporary file without a name."""
-    end = time.monotonic() + BUSY_SECONDS_MAX
-
-    def in_time(_status: int, remaining: int, _total: int) -> None:
-        if remaining and time.monotonic() > end:
-            raise UserError(f"{path} is being written to all the time; try again")
-
-    copy = sqlite3.connect("", isolation_level=None)
-    try:
-        source = sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)
-        try:
-            source.backup(copy, progress=in_time)
-        finally:
-            source.close()
-    except sqlite3.Error as error:
-        copy.close()
-        raise UserError(f"{path} cannot be read: {error}") from None
-    except BaseException:
-        copy.close()
-        raise
-    return copy
-
-
 def make(folder: Path, genesis: Genesis, state: bytes | None) -> None:
     """Make a store; without a state, as one that has lost it."""
     (folder / BLOBS).mkdir(mode=0o700, parents=True, exist_ok=True)
     # Whole or not at all: a half-made store must not pass for one.
     partial = folder / f".{DATABASE}.partial"
     partial.unlink(missing_ok=True)
-    database = _connect(partial)
+    database = connect(partial)
     try:
         database.executescript(f"BEGIN; {_SCHEMA} COMMIT;")
         database.execute("BEGIN IMMEDIATE")
         database.execute("INSERT INTO meta VALUES ('chain', ?)", (genesis.chain,))
+        database.execute("INSERT INTO meta VALUES ('file', ?)", (file_mark(partial),))
         if state is not None:
             database.execute("INSERT INTO safety VALUES (1, ?)", (state,))
         database.execute("COMMIT")
