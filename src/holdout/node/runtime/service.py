@@ -191,6 +191,8 @@ class Service:
     async def _receive(self, sender: int, data: bytes) -> None:
         if not is_agreement(data):
             self._listen(sender, data)
+        elif self.gossip.foreign(sender) is not None:
+            self.counters.rejected[Dropped.FOREIGN] += 1
         elif self.gossip.is_repeated(data):
             self.counters.rejected[Dropped.REPEATED] += 1
         else:
@@ -199,7 +201,11 @@ class Service:
     def _listen(self, sender: int, data: bytes) -> None:
         """Handle a message of gossip itself."""
         before = sender in self.gossip.left
+        told = self.gossip.spoken.get(sender)
         self.gossip.handle(sender, data)
+        why = self.gossip.foreign(sender)
+        if why is not None and self.gossip.spoken.get(sender) != told:
+            self._log.error("version-refused", worker=sender, why=why)
         if sender in self.gossip.left and not before:
             self._log.info("peer-left", worker=sender)
             self._pacing.left(sender)
