@@ -22,6 +22,7 @@ from holdout.node.network.gossip import (
     NAME_BYTES,
     PULL,
     PULLED_MAX,
+    VERSION,
     Gossip,
 )
 from holdout.node.network.queues import Allowance, Meter
@@ -207,10 +208,11 @@ def test_heartbeats_count_from_their_own_worker_only():
 def test_no_bytes_of_a_peer_raise(data, peer):
     gossip, _ = make()
     gossip.handle(peer, data)
-    for tag in (HAVE, PULL, HEARTBEAT, GOODBYE):
+    for tag in (HAVE, PULL, HEARTBEAT, GOODBYE, VERSION):
         gossip.handle(peer, bytes([tag]) + data)
     assert gossip.heard == {}
     assert gossip.left == {}
+    assert gossip.spoken == {}
 
 
 def test_who_says_goodbye_is_not_heard_any_more_until_it_comes_back():

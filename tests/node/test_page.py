@@ -29,6 +29,8 @@ def member(place, **values):
         "missed": 0,
         "excused_until": 0,
         "floods": 0,
+        "version": 2,
+        "foreign": None,
         "unserved": 0,
         "rejected": {},
         "dropped": {},

@@ -1,8 +1,10 @@
 """What is written is whole, what is lost is seen to be lost."""
 
 import os
+import shutil
 import sqlite3
 import struct
+import subprocess
 import threading
 
 import pytest
@@ -26,8 +28,9 @@ from holdout.ids import Digest
 from holdout.node.membership import network_creation
 from holdout.node.membership.genesis import GENESIS, Network
 from holdout.node.membership.model_files import MODEL, load_model
+from holdout.node.storage.folder_lock import locked
 from holdout.node.storage.retention import Retention
-from holdout.node.storage.store import BLOBS, DATABASE, Store, locked
+from holdout.node.storage.store import BLOBS, DATABASE, Store
 from holdout.node.storage.store_recovery import checked_blob, open_store
 
 
@@ -389,3 +392,42 @@ def test_writes_are_synced_and_there_is_no_log_to_lose(store_folder):
     store = Store(store_folder, Retention(), 0)
     assert store._database.execute("PRAGMA synchronous").fetchone() == (2,)
     store.close()
+
+
+def hard_copy(source, target):
+    """As a careful administrator copies: with times, modes and attributes."""
+    subprocess.run(["cp", "-a", source, target], check=True)
+
+
+def test_a_store_that_was_copied_here_keeps_its_chain_and_forgets_its_votes(
+    store_folder, network, tmp_path
+):
+    first = open_again(store_folder, network)
+    assert first.safety is not None
+    first.store.close()
+    # Moved, it is the same store.
+    moved = store_folder.rename(tmp_path / "moved")
+    again = open_again(moved, network)
+    assert (again.safety, again.notes) == (first.safety, ())
+    again.store.close()
+    for number, copy in enumerate((shutil.copytree, hard_copy)):
+        place = tmp_path / f"copy-{number}"
+        copy(moved, place)
+        copied = open_again(place, network)
+        assert copied.safety is None
+        assert "is a copy" in copied.notes[0]
+        copied.store.close()
+        # It stays so until others have told it how far the chain is.
+        later = open_again(place, network)
+        assert later.safety is None
+        later.store.close()
+
+
+def test_a_copy_back_into_the_same_place_is_noticed(store_folder, network, tmp_path):
+    shutil.copytree(store_folder, tmp_path / "backup")
+    for _ in range(20):  # A system may give a new file the number of one that was removed.
+        shutil.rmtree(store_folder)
+        shutil.copytree(tmp_path / "backup", store_folder)
+        opened = open_again(store_folder, network)
+        assert opened.safety is None
+        opened.store.close()

@@ -68,6 +68,8 @@ def add_network(commands: Any) -> None:
         "--reveals", nargs="+", type=Path, metavar="SHARE", help="every member's revealed share"
     )
 
+    _add_succeed(what)
+
     bundle = folder_command(
         what,
         "bundle",
@@ -86,6 +88,60 @@ def add_network(commands: Any) -> None:
         "NETWORK_DIR",
     )
     certify.add_argument("members", nargs="+", type=Path, metavar="MEMBER")
+
+
+def _add_succeed(what: Any) -> None:
+    after = folder_command(
+        what,
+        "succeed",
+        "make a network that goes on where another ended, with other members or parameters",
+        _succeed,
+        "OLD_NODE_DIR",
+    )
+    after.add_argument(
+        "--members",
+        nargs="+",
+        type=Path,
+        required=True,
+        metavar="MEMBER",
+        help="all, also old ones",
+    )
+    after.add_argument("--out", type=Path, required=True, metavar="NETWORK_DIR")
+    after.add_argument("--name", help="default: the old one's")
+    after.add_argument("--byzantine", metavar="F", help="how many members may lie")
+    after.add_argument("--beacon", metavar="HEX", help="as with `network create`")
+    after.add_argument("--fewer-than-four", action="store_true", help="as with `network create`")
+    _add_parameters(after)
+
+
+def _succeed(options: argparse.Namespace) -> int:
+    from holdout.node.membership.network_creation import read_parameters
+    from holdout.node.storage.succession import succeed
+
+    with writing():
+        given = {} if options.parameters is None else read_parameters(options.parameters)
+        network, notes = succeed(
+            options.folder,
+            options.out,
+            members=options.members,
+            name=options.name,
+            parameters={**given, **_given_parameters(options)},
+            beacon=options.beacon,
+            few=options.fewer_than_four,
+        )
+    for note in notes:
+        sys.stderr.write(f"holdout: {note}\n")
+    end = network.file.predecessor
+    said = "" if end is None else f" goes on after round {end.round} of {end.network}"
+    say(
+        f"{network.name}{said}. "
+        + (
+            f"`holdout network bundle {options.out}` writes each member's bundle"
+            if options.beacon is not None
+            else f"Members reveal their shares of {options.out}/setup.toml, as with a new network"
+        )
+    )
+    return 0
 
 
 def _add_parameters(create: argparse.ArgumentParser) -> None:

@@ -39,6 +39,13 @@ def add_node(commands: Any) -> None:
         help="the function that makes the member's worker (default: the demo's)",
     )
 
+    init.add_argument(
+        "--like",
+        type=Path,
+        metavar="DIR",
+        help="take settings from this folder, of the same member in an earlier network",
+    )
+
     reveal = folder_command(
         what, "reveal", "reveal this member's share of the beacon for a setup file", _reveal, "DIR"
     )
@@ -72,6 +79,20 @@ def add_node(commands: Any) -> None:
         "--full", action="store_true", help="also execute again every round that is still kept"
     )
 
+    verify.add_argument(
+        "--before",
+        nargs="+",
+        type=Path,
+        default=[],
+        metavar="OLD_DIR",
+        help="nodes of the networks before this one, newest first: verify their chains too",
+    )
+
+    backup = folder_command(
+        what, "backup", "copy the folder of a node, also while it runs", _backup, "DIR"
+    )
+    backup.add_argument("out", type=Path, metavar="OUT_DIR")
+
     export = folder_command(
         what, "export", "write the model of a round as a safetensors file", _export, "DIR"
     )
@@ -90,6 +111,7 @@ def _init(options: argparse.Namespace) -> int:
             address=options.address,
             listen=options.listen,
             make_worker=options.worker or DEMO_WORKER,
+            like=options.like,
         )
     say(f"made {options.folder}; hand {options.folder / MEMBER} to whoever creates the network")
     return 0
@@ -198,10 +220,12 @@ def _more(status: dict[str, Any]) -> list[tuple[str, str]]:
 
 def _verify(options: argparse.Namespace) -> int:
     from holdout.node.storage.audit import audit, opened
+    from holdout.node.storage.succession import audit_seams
 
     try:
         with opened(options.folder) as (store, network):
             result = audit(store, network.genesis, full=options.full)
+        seams = audit_seams(options.folder, options.before)
     except AuditError as error:
         sys.stderr.write(f"holdout: not verified: {error}{os.linesep}")
         return EXIT_FAILURE
@@ -210,7 +234,25 @@ def _verify(options: argparse.Namespace) -> int:
         again = f", {result.executed} executed again, {result.tallied} tallied again"
     say(
         f"{result.rounds} rounds verified ({result.steps} steps{again}); the model is"
-        f" {result.model.hex()}"
+        f" {result.model.hex()}. {result.kept[0].upper()}{result.kept[1:]}"
+    )
+    for seam in seams:
+        whole = "" if seam.chain is None else f"; its {seam.chain.rounds} rounds are verified too"
+        say(
+            f"It succeeds {seam.old.name}, {seam.old.identity}, after round {seam.round}, which"
+            f" {seam.signers} of {len(seam.old.members)} members certified{whole}"
+        )
+    return 0
+
+
+def _backup(options: argparse.Namespace) -> int:
+    from holdout.node.storage.backup import back_up
+
+    with writing():
+        height = back_up(options.folder, options.out)
+    say(
+        f"{options.out}: up to round {height}. It holds secret keys. To restore, put it in place of"
+        " the lost folder and run the node: it watches until it is safe to vote"
     )
     return 0
 

@@ -35,8 +35,9 @@ from holdout.node.runtime.node import END_WITH_PARENT
 from holdout.node.runtime.page import page_state, page_thread
 from holdout.node.runtime.status import ask_status
 from holdout.node.storage.audit import Audit, audit
+from holdout.node.storage.folder_lock import locked
 from holdout.node.storage.retention import KEEP_EVERYTHING
-from holdout.node.storage.store import FOLDER, Store, locked
+from holdout.node.storage.store import FOLDER, Store
 
 POLL_SECONDS = 0.5
 STOP_SECONDS = 10.0
@@ -157,7 +158,10 @@ def prepare(plan: LocalnetPlan) -> list[LocalNode]:
 def _append_settings(folder: Path, plan: LocalnetPlan, *, liar: bool) -> None:
     path = folder / SETTINGS
     options = [f"seed = {plan.seed}", *([f'attack = "{plan.attack}"'] if liar else [])]
-    kept = "bodies = 0\ngradients = 0\nmodels = 0" if plan.keep_everything else ""
+    # By the round alone: many nodes share this disk.
+    kept = "bodies_hours = 0\ngradients_hours = 0\nmodels_hours = 0\n"
+    if plan.keep_everything:
+        kept += "bodies = 0\ngradients = 0\nmodels = 0"
     text = path.read_text("utf-8")
     text = text.replace("[worker_options]\n", "[worker_options]\n" + "\n".join(options) + "\n")
     text = text.replace("[storage]\n", f"[storage]\nfree_megabytes_min = 16\n{kept}\n")

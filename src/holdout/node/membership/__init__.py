@@ -6,5 +6,6 @@ identity          a member's secret keys, its certificate, and the network's sma
 members           a member's side of a new network: init and reveal, member.toml, share files
 network_creation  the creator's side: parameters, setup file, certificates, genesis file
 model_files       models as safetensors files
+seam              where one network ends and its successor begins
 settings          node.toml: what a member decides for itself
 """

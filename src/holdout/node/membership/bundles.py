@@ -15,6 +15,7 @@ from holdout.errors import UserError
 from holdout.node.membership.genesis import GENESIS, Network
 from holdout.node.membership.model_files import MODEL, load_model
 from holdout.node.membership.network_creation import CERTIFICATES
+from holdout.node.membership.seam import PREDECESSOR
 
 BUNDLES, ENDING = "bundles", ".bundle"
 BYTES_MAX = 1 << 36
@@ -47,10 +48,15 @@ def _parts(name: str) -> tuple[str, str, str]:
     return GENESIS, MODEL, f"{CERTIFICATES}/{name}.crt"
 
 
+def _also(folder: Path) -> tuple[str, ...]:
+    """A network that succeeds another also hands out the old one's genesis file."""
+    return (PREDECESSOR,) if (folder / PREDECESSOR).exists() else ()
+
+
 def _write(path: Path, folder: Path, name: str) -> None:
     partial = path.with_name(f".{path.name}.partial")
     with zipfile.ZipFile(partial, "w", zipfile.ZIP_STORED) as bundle:
-        for part in _parts(name):
+        for part in (*_parts(name), *_also(folder)):
             try:
                 content = (folder / part).read_bytes()
             except OSError as error:
@@ -86,7 +92,8 @@ def _unpack(path: Path, name: str, folder: Path) -> None:
             if missing:
                 raise UserError(f"{path} is no bundle: it lacks {', '.join(missing)}")
             (folder / CERTIFICATES).mkdir()
-            for part in _parts(name):
+            also = [PREDECESSOR] if PREDECESSOR in sizes else []
+            for part in (*_parts(name), *also):
                 with bundle.open(part) as source, (folder / part).open("wb") as target:
                     shutil.copyfileobj(source, target)
     except (zipfile.BadZipFile, NotImplementedError, RuntimeError, EOFError) as error:

@@ -139,6 +139,21 @@ class AuthoritySection(Section):
     certificate: Annotated[str, StringConstraints(max_length=20_000)]
 
 
+class PredecessorSection(Section):
+    """The network that this one succeeds, and the certified end from which it goes on."""
+
+    network: Hex32
+    """Its identity."""
+    round: Positive
+    """The last round of it that counts."""
+    seed: Hex32
+    """By which that round was drawn."""
+    header: Annotated[str, StringConstraints(pattern=r"^([0-9a-f]{2})+$", max_length=20_000)]
+    """The block of that round in brief; it names the model."""
+    certificate: Annotated[str, StringConstraints(pattern=r"^([0-9a-f]{2})+$", max_length=1 << 24)]
+    """The votes of its members for that block."""
+
+
 class _File(Section):
     network: NetworkSection
     parameters: Parameters
@@ -146,6 +161,7 @@ class _File(Section):
     data: DataDescription
     authority: AuthoritySection
     members: Annotated[list[Member], Field(min_length=1, max_length=WORKERS_MAX)]
+    predecessor: PredecessorSection | None = None
 
 
 @dataclass(frozen=True)
@@ -163,6 +179,7 @@ class Network:
         parameters: Parameters,
         model: ModelDescription,
         data: DataDescription,
+        predecessor: PredecessorSection | None = None,
     ) -> "Network":
         """A network without authority and beacon, which cannot be used yet."""
         if not NAME.fullmatch(name):
@@ -180,6 +197,7 @@ class Network:
                 data=data,
                 authority=AuthoritySection(certificate=""),
                 members=hidden,
+                predecessor=predecessor,
             )
         )
 
@@ -236,6 +254,9 @@ class Network:
         """The digest of the whole file without beacon and shares."""
         rest = self.file.model_dump(mode="json")
         rest["network"].pop("beacon")
+        if rest["predecessor"] is None:
+            # A network without one keeps the identity that it had before there were any.
+            rest.pop("predecessor")
         for member in rest["members"]:
             member.pop("share")
         return digest("network-file", blob(to_json(sorted_keys(rest)).encode()))

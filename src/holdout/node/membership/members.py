@@ -43,17 +43,31 @@ def init_node(
     address: str,
     listen: str | None = None,
     make_worker: str = DEMO_WORKER,
+    like: Path | None = None,
 ) -> None:
-    """Make a new member's folder: keys, certificate request, `node.toml` and `member.toml`."""
+    """Make a new member's folder: keys, certificate request, `node.toml` and `member.toml`.
+
+    Args:
+        folder: Where it is made.
+        name: The member's name.
+        address: Where others reach it.
+        listen: Where it listens; None: at the address.
+        make_worker: The function that makes its worker.
+        like: A folder of the same member, whose `node.toml` is taken as it is; keys are new.
+    """
     if (folder / KEYS).exists() or (folder / SETTINGS).exists():
         raise UserError(f"{folder} is a node already; its keys are never replaced")
     for given in (address, listen or address):
         if not ADDRESS.fullmatch(given):
             raise UserError(f"an address is HOST:PORT; got {given!r}")
     dotted.split(make_worker)
+    if like is not None and read_settings(like).node.name != name:
+        raise UserError(f"{like} is the folder of another member than {name}")
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     identity = create_identity(folder / KEYS, name)
     write_settings(folder, name=name, listen=listen or address, make_worker=make_worker)
+    if like is not None:
+        write_atomic(folder / SETTINGS, (like / SETTINGS).read_bytes())
     read_settings(folder)
     write_member(folder / MEMBER, identity, _member(identity, name, address))
 

@@ -32,6 +32,7 @@ from holdout.node.membership.genesis import (
     ModelDescription,
     Network,
     Parameters,
+    PredecessorSection,
     mistakes_in,
     read_toml,
 )
@@ -97,11 +98,11 @@ def create(
         reveals: Files with all members' shares of the beacon.
         few: Allow fewer than four members, of which none may lie or be away.
     """
-    public = None if beacon is None else _beacon(beacon)
+    public = None if beacon is None else read_beacon(beacon)
     notes: list[str] = []
     if members:
         gathered = gather(members)
-        _check_count(len(gathered), few=few)
+        check_count(len(gathered), few=few)
         if shape is None:
             raise UserError(
                 "a new network needs --shape, the shape of one sample: 1,28,28 for the digits, or 4"
@@ -141,7 +142,8 @@ def create(
     ), notes
 
 
-def _check_count(members: int, *, few: bool) -> None:
+def check_count(members: int, *, few: bool) -> None:
+    """Refuse a network in which nobody may lie or be away, unless that is meant."""
     if members < MEMBERS_MIN and not few:
         raise UserError(
             f"with fewer than {MEMBERS_MIN} members nobody may lie or be away, or rounds stop; got"
@@ -149,7 +151,8 @@ def _check_count(members: int, *, few: bool) -> None:
         )
 
 
-def _beacon(text: str) -> bytes:
+def read_beacon(text: str) -> bytes:
+    """The beacon that this text names."""
     if text == DRAW:
         return secrets.token_bytes(BEACON_BYTES)
     try:
@@ -191,6 +194,7 @@ def draft_network(
     parameters: Parameters,
     model: tuple[ModelDescription, bytes],
     data: DataDescription,
+    predecessor: PredecessorSection | None = None,
 ) -> Network:
     """Write the network without its beacon, all members' certificates and the first model."""
     if any((out / file).exists() for file in (GENESIS, SETUP)):
@@ -201,6 +205,7 @@ def draft_network(
         parameters=parameters,
         model=model[0],
         data=data,
+        predecessor=predecessor,
     )
     _ = draft.params  # Refuse what could never agree, before anything is made.
     out.mkdir(parents=True, exist_ok=True)

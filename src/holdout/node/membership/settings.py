@@ -1,5 +1,6 @@
 """`node.toml`: what a member decides for itself. Members need not agree on any of it."""
 
+from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -16,6 +17,9 @@ DEMO_WORKER = "holdout.node.demo:make_worker"
 
 Milliseconds = Annotated[int, Field(ge=1, le=3_600_000)]
 Count = Annotated[int, Field(ge=0)]
+Hours = Annotated[float, Field(ge=0, le=24 * 366)]
+Seconds = Annotated[float, Field(ge=0, le=86_400)]
+Positive = Annotated[int, Field(ge=1)]
 
 
 class NodeSection(Section):
@@ -75,12 +79,32 @@ class TimingSection(Section):
         return lowest, highest
 
 
+class NodeTrainingSection(Section):
+    """How fast this member trains, and when it stops."""
+
+    rounds_min_interval: Seconds = 0.0
+    """The least time between the beginnings of two of its gradients, in seconds."""
+    stop_round: Positive | None = None
+    """It takes part up to this round."""
+    stop_accuracy: Annotated[float, Field(gt=0, le=1)] | None = None
+    """It stops once its worker has measured at least this accuracy, from 0 to 1."""
+    stop_date: datetime | None = None
+    """It stops at this time, such as 2030-01-31T18:00:00Z."""
+
+
 class StorageSection(Section):
-    """For how many rounds things are kept; 0: for ever. Headers and certificates always are."""
+    """How long things are kept; headers and certificates always are."""
 
     bodies: Count = 100
+    """The last rounds, whatever they take; 0: for ever."""
     gradients: Annotated[int, Field(ge=2)] | Literal[0] = 2
     models: Annotated[int, Field(ge=3)] | Literal[0] = 3
+    bodies_hours: Hours = 25.0
+    """And those of the last hours, while they fit."""
+    gradients_hours: Hours = 1.25
+    models_hours: Hours = 25.0
+    megabytes_max: Count = 20_000
+    """What the store may take; 0: no limit. Where it is too little, the oldest go first."""
     free_megabytes_min: Count = 256
     """With less free disk than this the node stops, before a write can fail half-way."""
 
@@ -93,6 +117,7 @@ class NodeSettings(Section):
     worker_options: dict[str, str | int | float | bool] = Field(default_factory=dict)
     """Handed to `make_worker` as keyword arguments."""
     timing: TimingSection = TimingSection()
+    training: NodeTrainingSection = NodeTrainingSection()
     storage: StorageSection = StorageSection()
     peers: dict[str, Address] = Field(default_factory=dict)
     """Addresses of members that have moved since the genesis file was made."""
@@ -104,6 +129,15 @@ def read_settings(folder: Path) -> NodeSettings:
     timing = settings.timing
     if timing.propose_min > timing.propose_max or timing.vote_min > timing.vote_max:
         raise UserError(f"{folder / SETTINGS}: timing: a shortest wait exceeds the longest")
+    interval = settings.training.rounds_min_interval
+    if 2_000 * interval > timing.propose_max:
+        raise UserError(
+            f"{folder / SETTINGS}: training.rounds_min_interval must be at most half of"
+            f" timing.propose_max, {timing.propose_max / 2_000:g} s; got {interval:g} s"
+        )
+    date = settings.training.stop_date
+    if date is not None and date.tzinfo is None:
+        raise UserError(f"{folder / SETTINGS}: training.stop_date needs a time zone, such as Z")
     return settings
 
 
@@ -143,11 +177,22 @@ make_worker = "{make_worker}"
 # fetch = 500                     # how long it takes to fetch a block
 # validate_block = 500            # how long it takes to recompute a block
 
+[training]
+# rounds_min_interval = 0.0       # the least time between two of this member's gradients, seconds
+# stop_round = 1000               # take part up to this round
+# stop_accuracy = 0.95            # stop once the worker has measured this accuracy
+# stop_date = 2030-01-31T18:00:00Z
+
 [storage]
-# For how many rounds things are kept; 0: for ever. Headers and certificates always are.
+# How long things are kept: so many rounds at least (0: for ever), and so many hours while they fit.
+# Headers and certificates always are.
 # bodies = 100
 # gradients = 2                   # 0 lets `holdout node verify --full` re-execute everything
 # models = 3
+# bodies_hours = 25.0
+# gradients_hours = 1.25          # for `holdout node verify --full` of the last hour
+# models_hours = 25.0             # for `holdout node export --round N` of the last day
+# megabytes_max = 20000           # 0: no limit; where it is too little, the oldest go first
 # free_megabytes_min = 256        # with less free disk the node stops
 
 [peers]

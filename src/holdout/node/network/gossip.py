@@ -24,9 +24,10 @@ from holdout.errors import InvalidMessage
 from holdout.ids import Digest
 from holdout.node.network.queues import Allowance, urgency_of
 from holdout.node.network.transport import Transport
+from holdout.node.network.versions import FIRST, Spoken, read_spoken
 from holdout.seeds import Stream
 
-HAVE, PULL, HEARTBEAT, GOODBYE = 0x80, 0x81, 0x82, 0x83
+HAVE, PULL, HEARTBEAT, GOODBYE, VERSION = 0x80, 0x81, 0x82, 0x83, 0x84
 """First bytes of the messages of gossip itself; those of the agreement are smaller."""
 NAME_BYTES = 8
 """How much of a message's hash lists hold: a collision costs one pull."""
@@ -39,6 +40,8 @@ PULLED_MAX = 256
 """How many messages a peer may pull after one list."""
 RELAY_PEERS = 3
 HEARTBEAT_SECONDS = 5.0
+TELL_SECONDS = 5.0
+"""A peer is told this node's version at most once in this time."""
 HEARD_SECONDS = 15.0
 """How long a peer counts as heard after its last heartbeat."""
 
@@ -53,6 +56,7 @@ class Gossip:
         heard: When each peer's last heartbeat came, if it has not left.
         left: The round in which each peer said goodbye, if it has not come back.
         rejected: How many bad messages of gossip itself each peer sent.
+        spoken: What each peer says it speaks; one that says nothing speaks the first version.
     """
 
     def __init__(
@@ -64,7 +68,11 @@ class Gossip:
         verifier: Verifier,
         transport: Transport,
         words: Stream,
+        speaks: Spoken | None = None,
     ) -> None:
+        self._speaks = speaks or Spoken()
+        self.spoken: dict[int, Spoken] = {}
+        self._told: dict[int, float] = {}
         self._genesis = genesis
         self._worker = worker
         self._signer = signer
@@ -171,6 +179,8 @@ class Gossip:
         try:
             if kind in {HAVE, PULL}:
                 self._on_list(peer, kind, *decode(data[1:], _read_list))
+            elif kind == VERSION:
+                self._on_version(peer, *decode(data[1:], _read_signed))
             elif kind in _TAGS:
                 self._on_sign_of_life(peer, kind, *decode(data[1:], _read_signed))
             else:
@@ -216,8 +226,39 @@ class Gossip:
             self.heard.pop(peer, None)
             self.left[peer] = round_number
         else:
+            if peer not in self.heard:
+                self._tell_version(peer)
             self.left.pop(peer, None)
             self.heard[peer] = time.monotonic()
+
+    # -- versions ---------------------------------------------------------------------------------
+
+    def _tell_version(self, peer: int) -> None:
+        now = time.monotonic()
+        if now - self._told.get(peer, -TELL_SECONDS) < TELL_SECONDS:
+            return
+        self._told[peer] = now
+        part = self._version_head(self._worker) + self._speaks.encode()
+        data = u8(VERSION) + blob(part) + blob(self._signer.sign(part))
+        self._transport.send(peer, data, Urgency.ANSWER)
+
+    def _version_head(self, worker: int) -> bytes:
+        return text("version") + blob(self._genesis.chain) + u32(worker)
+
+    def _on_version(self, peer: int, part: bytes, signature: bytes) -> None:
+        head = self._version_head(peer)
+        if not part.startswith(head):
+            raise InvalidMessage("not about its sender")
+        if not self._verifier.signature(self._genesis.roster[peer].signing, part, signature):
+            raise InvalidMessage("not signed by its sender")
+        self.spoken[peer] = decode(part[len(head) :], read_spoken)
+        # It may have been started again without a goodbye, and know nothing of this node.
+        self._tell_version(peer)
+
+    def foreign(self, peer: int) -> str | None:
+        """Why this peer and this node do not understand each other; None: they do."""
+        other = self.spoken.get(peer, FIRST)
+        return None if self._speaks.common(other) is not None else self._speaks.refusal(other)
 
     def heard_lately(self) -> tuple[int, ...]:
         """The peers whose last heartbeat is recent."""

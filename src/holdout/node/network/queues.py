@@ -57,6 +57,8 @@ class Dropped(StrEnum):
     REPEATED = "repeated"
     """An exact copy of a message that was accepted before."""
     UNKNOWN_SENDER = "unknown-sender"
+    FOREIGN = "foreign-version"
+    """From a member whose version of the wire format is too far away."""
     MALFORMED = "malformed"
     """A question that names no blob."""
 
@@ -72,7 +74,7 @@ def is_agreement(data: bytes) -> bool:
 
 
 _KINDS = frozenset(int(kind) for kind in Kind)
-_GOSSIP = {0x80: "have", 0x81: "pull", 0x82: "heartbeat", 0x83: "goodbye"}
+_GOSSIP = {0x80: "have", 0x81: "pull", 0x82: "heartbeat", 0x83: "goodbye", 0x84: "version"}
 BLOB, OTHER = "blob", "other"
 KIND_NAMES = (
     *(kind.name.lower().replace("_", "-") for kind in Kind),

@@ -7,6 +7,7 @@ pacing           how long to wait for others, and the timers
 jobs             what the player asks to be computed: gradients, ballots, models
 learner_client   the node's side of the process that runs the member's worker
 learner_process  that process
+training_end     when the member stops training
 archive          the store on a thread of its own
 measure          where time goes, and what is counted
 watch            what is measured of each round: histograms, the last rounds

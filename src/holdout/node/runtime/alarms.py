@@ -34,6 +34,11 @@ def _errors(report: Mapping[str, Any]) -> list[Trouble]:
         found.append(f"{present} members are heard; a decision needs {report['quorum']}")
     if report["worker_failed"]:
         found.append(f"the worker fails: {report['worker_failed']}")
+    found += [
+        f"nothing is exchanged with {member['name']}: {member['foreign']}"
+        for member in report["members"]
+        if member["foreign"]
+    ]
     if _days_left(report) < 0:
         found.append("the node's certificate has ended: nobody talks to it")
     return [Trouble("error", text) for text in found]

@@ -32,7 +32,7 @@ from holdout.node.membership.members import KEYS
 from holdout.node.membership.settings import NodeSettings, read_settings
 from holdout.node.runtime.folder import Folder, has_joined, read_folder
 from holdout.node.runtime.learner_client import LearnerClient
-from holdout.node.storage.store import locked_if_free
+from holdout.node.storage.folder_lock import locked_if_free
 
 CONNECT_SECONDS = 3.0
 SYNC_SECONDS_MAX = 0.5

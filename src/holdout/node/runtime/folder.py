@@ -13,7 +13,7 @@ from datetime import datetime
 from pathlib import Path
 
 from holdout.agreement.params import Genesis
-from holdout.errors import UserError
+from holdout.errors import AuditError, UserError
 from holdout.node.membership.bundles import network_files
 from holdout.node.membership.genesis import GENESIS, Network
 from holdout.node.membership.identity import (
@@ -27,8 +27,10 @@ from holdout.node.membership.identity import (
 from holdout.node.membership.members import KEYS, check_keys
 from holdout.node.membership.model_files import MODEL, load_model
 from holdout.node.membership.network_creation import CERTIFICATES
+from holdout.node.membership.seam import PREDECESSOR, check_seam, read_predecessor
 from holdout.node.membership.settings import NodeSettings, read_settings
-from holdout.node.storage.store import FOLDER, Store, locked
+from holdout.node.storage.folder_lock import locked
+from holdout.node.storage.store import FOLDER, Store
 from holdout.results import write_atomic
 
 
@@ -75,6 +77,7 @@ def _join(folder: Path, network_folder: Path, name: str, identity: Identity) -> 
     network = Network.read(network_folder / GENESIS)
     check_keys(network, name, identity)
     model = load_model(network_folder / MODEL, network.file.model)
+    old = _check_predecessor(network_folder, network)
     certificate, authority = _read_certificate(
         network_folder / CERTIFICATES / f"{name}.crt", network, name
     )
@@ -91,9 +94,22 @@ def _join(folder: Path, network_folder: Path, name: str, identity: Identity) -> 
         write_atomic(folder / KEYS / CERTIFICATE, certificate)
         write_atomic(folder / KEYS / AUTHORITY, authority)
         shutil.copyfile(network_folder / MODEL, folder / MODEL)
+        if old is not None:
+            shutil.copyfile(network_folder / PREDECESSOR, folder / PREDECESSOR)
         # Last: a node with a genesis file has a store.
         shutil.copyfile(network_folder / GENESIS, folder / GENESIS)
     return network
+
+
+def _check_predecessor(network_folder: Path, network: Network) -> Network | None:
+    """The network before, if there is one: a member joins only what it really ended with."""
+    try:
+        old = read_predecessor(network_folder, network)
+        if old is not None:
+            check_seam(network, old)
+    except AuditError as error:
+        raise UserError(str(error)) from None
+    return old
 
 
 def read_folder(path: Path) -> Folder:

@@ -34,7 +34,20 @@ BODY_BYTES_MAX = 1 << 36
 class LearnerClient:
     """A child process that computes gradients and ballots, one question at a time."""
 
-    def __init__(self, folder: Path, log: Log, *, seconds_max: float, threads: int) -> None:
+    def __init__(
+        self, folder: Path, log: Log, *, seconds_max: float, threads: int, interval: float = 0.0
+    ) -> None:
+        """Get ready to start the process of this folder's worker.
+
+        Args:
+            folder: The node's folder.
+            log: Where failures are told.
+            seconds_max: How long one answer may take.
+            threads: How many threads torch uses there.
+            interval: The least time between the beginnings of two gradients, in seconds.
+        """
+        self._interval = interval
+        self._proposing = float("-inf")
         self._folder = folder
         self._log = log
         self._seconds_max = seconds_max
@@ -61,9 +74,16 @@ class LearnerClient:
 
     async def propose(self, model: bytes, *, round_number: int, rate: float) -> bytes:
         """A gradient on this model, as canonical bytes."""
+        await self._rest()
         question = {"job": "propose", "round": round_number, "rate": rate}
         _, data = await self._ask(question, model)
         return data
+
+    async def _rest(self) -> None:
+        """Wait until the last gradient began long enough ago."""
+        clock = asyncio.get_running_loop().time
+        await asyncio.sleep(max(0.0, self._proposing + self._interval - clock()))
+        self._proposing = clock()
 
     async def judge(
         self,

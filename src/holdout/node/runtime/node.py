@@ -37,8 +37,10 @@ from holdout.node.runtime.measure import Spent, TimedVerifier
 from holdout.node.runtime.page import serve_page
 from holdout.node.runtime.service import Service
 from holdout.node.runtime.status import SOCKET, Reporter, serve_status
+from holdout.node.runtime.training_end import stop_when_done
+from holdout.node.storage.folder_lock import locked
 from holdout.node.storage.retention import Retention
-from holdout.node.storage.store import FOLDER, locked
+from holdout.node.storage.store import FOLDER
 from holdout.node.storage.store_recovery import Opened, checked_blob, open_store
 from holdout.results import write_atomic
 from holdout.seeds import stream
@@ -96,7 +98,15 @@ class _Node:
             folder.path / FOLDER,
             genesis,
             folder.model,
-            Retention(storage.bodies, storage.gradients, storage.models),
+            Retention(
+                storage.bodies,
+                storage.gradients,
+                storage.models,
+                storage.bodies_hours,
+                storage.gradients_hours,
+                storage.models_hours,
+                storage.megabytes_max << 20,
+            ),
             storage.free_megabytes_min << 20,
         )
         store = self.opened.store
@@ -111,6 +121,7 @@ class _Node:
             self.log,
             seconds_max=settings.worker.seconds_max,
             threads=settings.worker.threads,
+            interval=settings.training.rounds_min_interval,
         )
         self.archive = Archive(store, self.blobs, self.spent)
         lowest, highest = settings.timing.bounds()
@@ -170,6 +181,7 @@ class _Node:
         watching = [
             asyncio.create_task(self._end_with_parent()),
             asyncio.create_task(self._watch_certificate()),
+            asyncio.create_task(stop_when_done(self.folder.settings.training, service, self.log)),
         ]
         self._restore_authority()
         transport = self._connect()

@@ -120,6 +120,10 @@ class Service:
         """Add the network, whose parts need this object to exist."""
         self.transport, self.gossip, self._fetcher = transport, gossip, fetcher
 
+    def take_part_until(self, round_number: int) -> None:
+        """Take part up to this round, unless an earlier one was named before."""
+        self._until = round_number if self._until is None else min(self._until, round_number)
+
     def wake(self) -> None:
         """Look for new messages; called on any thread."""
         with suppress(RuntimeError):  # The loop has ended.
@@ -201,6 +205,8 @@ class Service:
     async def _receive(self, sender: int, data: bytes) -> None:
         if not is_agreement(data):
             self._listen(sender, data)
+        elif self.gossip.foreign(sender) is not None:
+            self.counters.rejected[Dropped.FOREIGN] += 1
         elif self.gossip.is_repeated(data):
             self.counters.rejected[Dropped.REPEATED] += 1
         else:
@@ -209,7 +215,11 @@ class Service:
     def _listen(self, sender: int, data: bytes) -> None:
         """Handle a message of gossip itself."""
         before = sender in self.gossip.left
+        told = self.gossip.spoken.get(sender)
         self.gossip.handle(sender, data)
+        why = self.gossip.foreign(sender)
+        if why is not None and self.gossip.spoken.get(sender) != told:
+            self._log.error("version-refused", worker=sender, why=why)
         if sender in self.gossip.left and not before:
             self._log.info("peer-left", worker=sender)
             self._look_who_is_away()

@@ -26,8 +26,9 @@ from holdout.errors import AuditError, InvalidMessage, UserError
 from holdout.ids import Digest
 from holdout.node.membership.genesis import GENESIS, Network
 from holdout.node.membership.model_files import save_model
-from holdout.node.storage.retention import KEEP_EVERYTHING
-from holdout.node.storage.store import DATABASE, FOLDER, Store, locked_if_free
+from holdout.node.storage.folder_lock import locked_if_free
+from holdout.node.storage.retention import KEEP_EVERYTHING, WORDS
+from holdout.node.storage.store import DATABASE, FOLDER, Store
 
 
 @contextmanager
@@ -70,6 +71,8 @@ class Audit:
     """Rounds that were executed again."""
     tallied: int
     """Rounds whose ballots were counted again, but whose gradients are no longer kept."""
+    kept: str
+    """Which rounds can be executed again, in words."""
 
 
 def audit(store: Store, genesis: Genesis, *, full: bool = False, last: int | None = None) -> Audit:
@@ -91,7 +94,7 @@ def audit(store: Store, genesis: Genesis, *, full: bool = False, last: int | Non
         ledger.append(header)
     if last is None or last >= store.height():
         _check_model(store, genesis, ledger.model)
-    return Audit(rounds, ledger.steps, ledger.model, executed, tallied)
+    return Audit(rounds, ledger.steps, ledger.model, executed, tallied, kept_rounds(store))
 
 
 def _checked(item: Finished, ledger: Ledger, genesis: Genesis, verifier: Verifier) -> Header:
@@ -173,6 +176,20 @@ def export(folder: Path, number: int | None, out: Path) -> Digest:
     return digest
 
 
+def kept_models(store: Store) -> str:
+    """Which models can be exported, in words."""
+    oldest = store.usage().oldest.get(WORDS[BlobKind.MODEL])
+    return "none is kept" if oldest is None else f"those from round {oldest} on are"
+
+
+def kept_rounds(store: Store) -> str:
+    """Which rounds can be executed again, in words."""
+    oldest = store.usage().oldest
+    if len(oldest) < len(WORDS):
+        return "no round can be executed again: too little of any is kept"
+    return f"rounds from {max(oldest.values())} on are kept whole"
+
+
 def _model_of_round(store: Store, genesis: Genesis, number: int) -> tuple[Digest, bytes]:
     """The model that a round ended with, if it is still kept."""
     height = store.height()
@@ -184,7 +201,8 @@ def _model_of_round(store: Store, genesis: Genesis, number: int) -> tuple[Digest
     data = store.blob(BlobKind.MODEL, digest)
     if data is None:
         raise UserError(
-            f"the model of round {number} is no longer kept (storage.models in node.toml)"
+            f"the model of round {number} is no longer kept: {kept_models(store)} (storage.models,"
+            " models_hours and megabytes_max in node.toml say how long)"
         )
     if not aggregate.blob_matches(BlobKind.MODEL, digest, data, genesis.params):
         raise UserError(f"the model of round {number} is damaged on disk")

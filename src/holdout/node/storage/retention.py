@@ -11,23 +11,29 @@ WORDS = {BlobKind.BLOCK: "bodies", BlobKind.PAYLOAD: "gradients", BlobKind.MODEL
 
 @dataclass(frozen=True, slots=True)
 class Retention:
-    """For how many rounds things are kept; 0: for ever."""
+    """How long things are kept: so many rounds at least, and so many hours if there is room."""
 
     bodies: int = 100
+    """The last rounds, whatever they take; 0: for ever."""
     gradients: int = 2
     models: int = 3
+    bodies_hours: float = 0.0
+    gradients_hours: float = 0.0
+    models_hours: float = 0.0
+    bytes_max: int = 0
+    """With more than this, what is kept by the hour goes, the oldest first; 0: no limit."""
 
     def of(self, kind: BlobKind) -> int:
-        """For how many rounds blobs of this kind are kept."""
-        match kind:
-            case BlobKind.BLOCK:
-                return self.bodies
-            case BlobKind.PAYLOAD:
-                return self.gradients
-            case BlobKind.MODEL:
-                return self.models
+        """For how many rounds blobs of this kind are kept, at least."""
+        return int(getattr(self, WORDS[kind]))
+
+    def seconds(self, kind: BlobKind) -> float:
+        """For how long blobs of this kind are kept, if there is room."""
+        return 3_600 * float(getattr(self, f"{WORDS[kind]}_hours"))
 
 
+FIRST_TO_GO = (BlobKind.PAYLOAD, BlobKind.BLOCK, BlobKind.MODEL)
+"""What is given up first where there is too little room."""
 KEEP_EVERYTHING = Retention(0, 0, 0)
 
 
@@ -52,3 +58,11 @@ def size_of(path: Path) -> int:
         return path.stat().st_size
     except OSError:
         return 0
+
+
+def age_of(path: Path, now: float) -> float:
+    """How long ago a file was written, in seconds; one that is missing is as old as can be."""
+    try:
+        return now - path.stat().st_mtime
+    except OSError:
+        return now

@@ -12,7 +12,6 @@ A store is made once, by `Store.create`, when a member joins a network. `store_r
 when the node starts, and notices if it was lost. `Store.snapshot` reads it while the node runs.
 """
 
-import fcntl
 import os
 import shutil
 import sqlite3
@@ -20,7 +19,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import BinaryIO, Self
+from typing import Self
 
 from holdout.agreement import safety
 from holdout.agreement.codec import decode
@@ -31,12 +30,23 @@ from holdout.agreement.params import Genesis
 from holdout.agreement.wire import read_bundle, read_evidence
 from holdout.errors import InvalidMessage, StoreError, UserError
 from holdout.ids import Digest
-from holdout.node.storage.retention import KEEP_EVERYTHING, WORDS, Retention, Usage, size_of
+from holdout.node.storage.database import connect, file_mark, private_copy
+from holdout.node.storage.retention import (
+    FIRST_TO_GO,
+    KEEP_EVERYTHING,
+    WORDS,
+    Retention,
+    Usage,
+    age_of,
+    size_of,
+)
 
-FOLDER, DATABASE, BLOBS, LOCK = "store", "node.sqlite", "blobs", ".lock"
-BUSY_SECONDS_MAX = 60.0
-"""How long a write waits for readers, and a reader for writes. Both should take a moment only."""
+FOLDER, DATABASE, BLOBS = "store", "node.sqlite", "blobs"
 SNAPSHOTS_MAX, SNAPSHOT_SECONDS = 5, 0.2
+ROOM_FACTOR = 2
+"""What is kept by the hour goes while less than so many times the least free space is left."""
+YOUNG_MAX = 8
+"""After so many blobs that are too young to go, older ones are not looked for."""
 EVIDENCE_MAX = 10_000
 """How many pieces of evidence are kept: the newest."""
 
@@ -49,39 +59,6 @@ CREATE TABLE blobs(digest BLOB PRIMARY KEY, kind INTEGER NOT NULL, round INTEGER
 CREATE TABLE evidence(worker INTEGER, round INTEGER, kind INTEGER, proof BLOB NOT NULL,
     PRIMARY KEY (worker, round, kind)) STRICT;
 """
-
-
-@contextmanager
-def locked(folder: Path) -> Iterator[None]:
-    """Keep other processes out of a node's folder."""
-    try:
-        file = (folder / LOCK).open("wb")
-    except OSError as error:
-        raise UserError(f"{folder} cannot be used: {error.strerror}") from None
-    with file:
-        if not _lock(file):
-            raise UserError(f"another process runs the node in {folder}")
-        yield
-
-
-@contextmanager
-def locked_if_free(folder: Path) -> Iterator[bool]:
-    """Keep nodes out of a folder; False: one runs there, or the folder cannot be written."""
-    try:
-        file = (folder / LOCK).open("wb")
-    except OSError:
-        yield False
-        return
-    with file:
-        yield _lock(file)
-
-
-def _lock(file: BinaryIO) -> bool:
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
 
 
 class Store:
@@ -99,7 +76,7 @@ class Store:
         self._folder = folder
         self._retention = retention
         self._free_bytes_min = free_bytes_min
-        self._database = _connect(folder / DATABASE) if database is None else database
+        self._database = connect(folder / DATABASE) if database is None else database
         self._pinned: dict[Digest, bytes] = {}
         self._blob_bytes: int | None = None
 
@@ -123,12 +100,12 @@ class Store:
         drops meanwhile count as no longer kept, except the newest model, which is held in memory.
         """
         for _ in range(SNAPSHOTS_MAX - 1):
-            store = cls(folder, KEEP_EVERYTHING, 0, _copy(folder / DATABASE))
+            store = cls(folder, KEEP_EVERYTHING, 0, private_copy(folder / DATABASE))
             if store.pin():
                 return store
             store.close()
             time.sleep(SNAPSHOT_SECONDS)
-        return cls(folder, KEEP_EVERYTHING, 0, _copy(folder / DATABASE))
+        return cls(folder, KEEP_EVERYTHING, 0, private_copy(folder / DATABASE))
 
     def pin(self) -> bool:
         """Hold the newest model in memory, whatever happens to its file; False: it is gone."""
@@ -224,17 +201,45 @@ class Store:
                 self._remove_blob(self._path(kind, digest))
 
     def _outdated(self, round_number: int) -> list[tuple[BlobKind, Digest]]:
-        gone: list[tuple[BlobKind, Digest]] = []
-        newest = self._newest_models()
+        """What has been kept long enough, and what there is no room for."""
+        gone: dict[Digest, BlobKind] = {}
+        now = time.time()
         for kind in BlobKind:
-            kept = self._retention.of(kind)
-            if kept:
-                rows = self._database.execute(
-                    "SELECT digest FROM blobs WHERE kind = ? AND round <= ?",
-                    (int(kind), round_number - kept),
-                )
-                gone += [(kind, Digest(row[0])) for row in rows if Digest(row[0]) not in newest]
-        return gone
+            young = 0
+            for digest in self._beyond(kind, round_number):
+                if age_of(self._path(kind, digest), now) >= self._retention.seconds(kind):
+                    gone[digest] = kind
+                elif (young := young + 1) >= YOUNG_MAX:
+                    break  # Later rounds are younger, but for single blobs that came late.
+        excess = self._excess() - sum(size_of(self._path(k, d)) for d, k in gone.items())
+        for kind in FIRST_TO_GO:
+            for digest in self._beyond(kind, round_number):
+                if excess <= 0:
+                    break
+                if digest not in gone:
+                    gone[digest] = kind
+                    excess -= size_of(self._path(kind, digest))
+        return [(kind, digest) for digest, kind in gone.items()]
+
+    def _beyond(self, kind: BlobKind, round_number: int) -> Iterator[Digest]:
+        """Blobs that need not be kept for their round's sake, oldest first."""
+        kept = self._retention.of(kind)
+        if not kept:
+            return
+        newest = self._newest_models()
+        rows = self._database.execute(
+            "SELECT digest FROM blobs WHERE kind = ? AND round <= ? ORDER BY round",
+            (int(kind), round_number - kept),
+        )
+        yield from (Digest(row[0]) for row in rows if Digest(row[0]) not in newest)
+
+    def _excess(self) -> int:
+        """By how many bytes the store is too large, for its limit or for the disk."""
+        usage = self.usage()
+        most = self._retention.bytes_max or usage.bytes
+        # The node stops below the least free space, so there must always be more.
+        short = ROOM_FACTOR * self._free_bytes_min - usage.free
+        return max(usage.bytes - most, short)
 
     def _newest_models(self) -> frozenset[Digest]:
         # A round without a step leaves the model as it is: the newest is kept, however old.
@@ -297,7 +302,23 @@ class Store:
 
     def chain(self) -> bytes:
         """The identity of the network that this store belongs to."""
-        row = self._database.execute("SELECT value FROM meta WHERE key = 'chain'").fetchone()
+        return self._meta("chain")
+
+    def is_copy(self) -> bool:
+        """Whether the database was copied here: its votes may not be the last ones."""
+        made_in = self._meta("file")
+        return made_in not in {b"", file_mark(self._folder / DATABASE)}
+
+    def take_as_own(self, *, forget_votes: bool) -> None:
+        """Note that the database lies in this file now, and forget votes that may be outdated."""
+        with self._transaction() as database:
+            if forget_votes:
+                database.execute("DELETE FROM safety")
+            mark = file_mark(self._folder / DATABASE)
+            database.execute("INSERT OR REPLACE INTO meta VALUES ('file', ?)", (mark,))
+
+    def _meta(self, key: str) -> bytes:
+        row = self._database.execute("SELECT value FROM meta WHERE key = ?", (key,)).fetchone()
         return b"" if row is None else bytes(row[0])
 
     def height(self) -> int:
@@ -348,58 +369,18 @@ class Store:
         return None
 
 
-def _connect(path: Path) -> sqlite3.Connection:
-    # Any thread may use it; the driver makes sure that only one does at a time. No lock is held
-    # between writes, so that others can read. Without that lock only PERSIST and TRUNCATE sync the
-    # end of the journal: a deleted one may come back after a power cut and undo the last commit.
-    database = sqlite3.connect(
-        path, isolation_level=None, check_same_thread=False, timeout=BUSY_SECONDS_MAX
-    )
-    for setting in (
-        "journal_mode = PERSIST",
-        "synchronous = FULL",
-        "trusted_schema = OFF",
-        "cell_size_check = ON",
-    ):
-        database.execute(f"PRAGMA {setting}")
-    return database
-
-
-def _copy(path: Path) -> sqlite3.Connection:
-    """A private copy, in memory or, if it is large, in a temporary file without a name."""
-    end = time.monotonic() + BUSY_SECONDS_MAX
-
-    def in_time(_status: int, remaining: int, _total: int) -> None:
-        if remaining and time.monotonic() > end:
-            raise UserError(f"{path} is being written to all the time; try again")
-
-    copy = sqlite3.connect("", isolation_level=None)
-    try:
-        source = sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)
-        try:
-            source.backup(copy, progress=in_time)
-        finally:
-            source.close()
-    except sqlite3.Error as error:
-        copy.close()
-        raise UserError(f"{path} cannot be read: {error}") from None
-    except BaseException:
-        copy.close()
-        raise
-    return copy
-
-
 def make(folder: Path, genesis: Genesis, state: bytes | None) -> None:
     """Make a store; without a state, as one that has lost it."""
     (folder / BLOBS).mkdir(mode=0o700, parents=True, exist_ok=True)
     # Whole or not at all: a half-made store must not pass for one.
     partial = folder / f".{DATABASE}.partial"
     partial.unlink(missing_ok=True)
-    database = _connect(partial)
+    database = connect(partial)
     try:
         database.executescript(f"BEGIN; {_SCHEMA} COMMIT;")
         database.execute("BEGIN IMMEDIATE")
         database.execute("INSERT INTO meta VALUES ('chain', ?)", (genesis.chain,))
+        database.execute("INSERT INTO meta VALUES ('file', ?)", (file_mark(partial),))
         if state is not None:
             database.execute("INSERT INTO safety VALUES (1, ?)", (state,))
         database.execute("COMMIT")

@@ -1,7 +1,8 @@
 """Opening a store when its node starts, or noticing that it was lost.
 
 A missing or unreadable store means amnesia: the node may have forgotten votes. It gets an empty
-store that says so, and only watches until others have told it how far the chain is.
+store that says so, and only watches until others have told it how far the chain is. A store that
+was copied here, say from a backup, keeps its chain and forgets its votes, with the same effect.
 """
 
 import sqlite3
@@ -16,6 +17,11 @@ from holdout.errors import UserError
 from holdout.ids import Digest
 from holdout.node.storage.retention import Retention
 from holdout.node.storage.store import BLOBS, DATABASE, Store, failing_clearly, make
+
+COPIED = (
+    "the store in {folder} is a copy: this node may have voted since it was made, so it only"
+    " watches until enough others have told it how far the chain is"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +47,10 @@ def open_store(
         store, state = found
         with failing_clearly(folder):
             _tidy(folder)
+            copied = store.is_copy()
+            store.take_as_own(forget_votes=copied)
+        if copied and state is not None:
+            return Opened(store, None, (COPIED.format(folder=folder),))
         return Opened(store, state, ())
     note = (
         f"the store in {folder} is lost or damaged ({found}); this node may have forgotten votes,"
