@@ -109,6 +109,8 @@ class Service:
         self._rejected = False
         self.charge: Callable[[int, int], None] = lambda _peer, _messages: None
         """Takes messages off a peer's allowance."""
+        self.barred: Callable[[], frozenset[int]] = frozenset
+        """The peers from which nothing is taken in, since they flood."""
         self.transport: Transport
         self.gossip: Gossip
         self._fetcher: Fetcher
@@ -314,8 +316,8 @@ class Service:
         self._timers.forget(action.round)
 
     def _look_who_is_away(self) -> None:
-        """Tell the player whom it need not wait for: they have left, or have no connection."""
-        reachable = set(self.transport.peers()).difference(self.gossip.left)
+        """Tell the player whom it need not wait for: they left, flood, or have no connection."""
+        reachable = set(self.transport.peers()).difference(self.gossip.left, self.barred())
         reachable.add(self.worker)
         self.player.waits.away = frozenset(range(self._params.workers)).difference(reachable)
 
