@@ -107,6 +107,7 @@ class Service:
         self._failure: Exception | None = None
         self._steps = self._archive.steps
         self._rejected = False
+        self._slow: tuple[int, ...] = ()
         self.charge: Callable[[int, int], None] = lambda _peer, _messages: None
         """Takes messages off a peer's allowance."""
         self.barred: Callable[[], frozenset[int]] = frozenset
@@ -313,7 +314,15 @@ class Service:
         self.gossip.entered(action.round)
         self.gossip.beat(action.period)
         self._look_who_is_away()
+        self._name_the_slow()
         self._timers.forget(action.round)
+
+    def _name_the_slow(self) -> None:
+        """Log which members the others wait for, when that changes."""
+        slow = self.player.waits.slow()
+        if slow != self._slow:
+            self._slow = slow
+            self._log.warning("slow-members", workers=list(slow))
 
     def _look_who_is_away(self) -> None:
         """Tell the player whom it need not wait for: they left, flood, or have no connection."""
