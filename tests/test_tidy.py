@@ -42,6 +42,8 @@ USED_FROM_OUTSIDE = {
     "holdout.experiments.runner:Result._repr_html_": "Jupyter",
     "holdout.node.demo:linear": "the model of large networks, in bench/node.py",
     "holdout.runs:Run.to_pandas": "users",
+    "holdout.simulator.adversaries_late:JustInTime": "tests measure what liars that are late cost",
+    "holdout.simulator.adversaries_late:LaterEachRound": "the same",
     "holdout.simulator.trace:Trace.fingerprint": "tests tell two runs apart by it",
     "holdout.sketch:inner_products": "joint ballots as docs/protocol.md proposes them",
     "holdout.sketch:quantise": "the same",

@@ -40,7 +40,7 @@ def miss(waits, number, *missing, kind=Kind.UPDATE):
 def test_the_grace_is_as_long_as_all_but_b_took():
     assert proposals_end(SECOND, 3 * SECOND, TIMING) == 5 * SECOND
     assert proposals_end(SECOND, SECOND, TIMING) == SECOND + TIMING.propose_min
-    assert ballots_end(SECOND, 2 * SECOND, 3 * SECOND, TIMING) == (4 * SECOND, 5 * SECOND)
+    assert ballots_end(SECOND, 2 * SECOND, 3 * SECOND, TIMING) == (3.5 * SECOND, 4.5 * SECOND)
     assert leads_end(SECOND, 3 * SECOND, TIMING) == 5 * SECOND
     assert leads_end(SECOND, SECOND, TIMING) == SECOND + TIMING.delay // 2
     assert ballots_end(0, 0, 0, TIMING) == (TIMING.vote_min, TIMING.vote_min)

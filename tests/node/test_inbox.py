@@ -206,7 +206,7 @@ def test_a_flooder_loses_its_allowance_for_longer_each_time():
         assert meter.fault(2, 100) is None
         clock.now += lost[-1] + 0.001
         assert meter.fault(1, 100) is None
-    assert lost == pytest.approx([2.0, 4.0, 8.0, 16.0, 32.0, 60.0, 60.0])
+    assert lost == pytest.approx([4.0, 8.0, 16.0, 32.0, 64.0, 120.0, 120.0])
     assert meter.floods() == {1: Flood(7, 0.0)}
 
 

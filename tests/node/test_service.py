@@ -1,6 +1,7 @@
 """The driver: order, durability, and nothing slow in the way of votes."""
 
 import asyncio
+import json
 import time
 from collections import Counter
 
@@ -424,3 +425,28 @@ def test_timers_come_in_their_order():
     fired = [event.timer.kind for event in rig.player.events[1:]]
     assert fired == [TimerKind.FILTER, TimerKind.DEADLINE]
     assert rig.service.spent.deadlines >= 0.0
+
+
+def test_members_that_become_slow_are_named_in_the_log_once(capsys):
+    slow = {1: (), 2: (3,), 3: (3,), 4: ()}
+
+    def script(event):
+        if isinstance(event, Start):
+            return [Entered(number, 0) for number in slow]
+        return None
+
+    async def work(rig):
+        await rig.until(lambda: rig.service.jobs.round == 4)
+
+    def named(rig):
+        return slow.get(rig.service.jobs.round, ())
+
+    async def run():
+        rig = Rig(script)
+        rig.service._log = Log("test", "warning")
+        rig.player.waits.slow = lambda: named(rig)
+        await rig.during(lambda: work(rig))
+
+    asyncio.run(run())
+    lines = [line for line in capsys.readouterr().err.splitlines() if "slow-members" in line]
+    assert [json.loads(line)["workers"] for line in lines] == [[3], []]

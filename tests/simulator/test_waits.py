@@ -10,7 +10,8 @@ from tests.simulator.scripted import corrupt_with
 from holdout.agreement.keys import SimulatedKeys
 from holdout.agreement.messages import Kind
 from holdout.agreement.params import MILLISECOND, Timing
-from holdout.simulator.adversaries import JustInTime, LaterEachRound, Silent, Withholder
+from holdout.simulator.adversaries import Silent, Withholder
+from holdout.simulator.adversaries_late import JustInTime, LaterEachRound
 from holdout.simulator.checkers import Checker
 from holdout.simulator.cluster import Cluster, found, usual_params
 from holdout.simulator.faults import Crash

@@ -2,9 +2,9 @@
 
 A wait is over when everybody worth waiting for has been heard. If somebody is missing, it is over
 once all but B of those expected have been heard and some grace has passed: as long again as the
-round took until then (`proposals_end`), or half of that (`ballots_end`); for leads, as long as the
-period took (`leads_end`). No B members can move that moment: it depends on the slowest honest
-member at most. It also needs no memory, so a worker that was restarted waits as all others do.
+round took until then (`proposals_end`), or a quarter of that (`ballots_end`); for leads, as long
+as the period took (`leads_end`). No B members can move that moment: it depends on the slowest
+honest member at most. It also needs no memory, so a worker that was restarted waits as all others.
 
 Where the draw is secret nobody knows how many to expect. There a wait follows the last rounds: it
 is twice the time until all had come but as many as may be liars, and at most twice the wait before.
@@ -49,11 +49,11 @@ def ballots_end(began: int, judged: int, now: int, timing: Timing) -> tuple[int,
 
     Example:
         >>> ballots_end(0, 300_000, 400_000, Timing(vote_min=0))
-        (600000, 800000)
+        (500000, 700000)
     """
-    grace = (now - began) // 2
-    end = max(now + grace, judged + timing.vote_min)
-    return end, end + min(2 * timing.delay, grace)
+    passed = now - began
+    end = max(now + passed // 4, judged + timing.vote_min)
+    return end, end + min(2 * timing.delay, passed // 2)
 
 
 def leads_end(began: int, now: int, timing: Timing) -> int:

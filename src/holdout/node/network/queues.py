@@ -123,7 +123,7 @@ class Allowance:
         )
 
 
-FLOOD_SECONDS = (2.0, 60.0)
+FLOOD_SECONDS = (4.0, 120.0)
 """How long a flooding sender loses its allowance: at first, then doubled each time, at most."""
 FORGIVEN_SECONDS = 600.0
 """After this long without a flood, a sender counts as one that was never caught."""

@@ -168,6 +168,10 @@ class ZenohTransport:
         """The members that were caught flooding."""
         return self._meter.floods()
 
+    def barred(self) -> frozenset[int]:
+        """The members from which nothing is taken in now, since they flood."""
+        return frozenset(w for w, flood in self.floods().items() if flood.seconds_left > 0)
+
     def _mute(self, sender: int) -> None:
         """Have Zenoh drop what a flooding member sends, until it gets its allowance back.
 

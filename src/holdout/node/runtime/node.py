@@ -291,7 +291,7 @@ class _Node:
             gave_up=service.gave_up,
         )
         service.attach(transport, gossip, fetcher)
-        service.charge = transport.charge
+        service.charge, service.barred = transport.charge, transport.barred
         self.reporter = Reporter(
             network=folder.network,
             expires=folder.expires,

@@ -110,8 +110,11 @@ class Service:
         self._failure: Exception | None = None
         self._steps = self._archive.steps
         self._rejected = False
+        self._slow: tuple[int, ...] = ()
         self.charge: Callable[[int, int], None] = lambda _peer, _messages: None
         """Takes messages off a peer's allowance."""
+        self.barred: Callable[[], frozenset[int]] = frozenset
+        """The peers from which nothing is taken in, since they flood."""
         self.transport: Transport
         self.gossip: Gossip
         self._fetcher: Fetcher
@@ -325,11 +328,19 @@ class Service:
         self.gossip.entered(action.round)
         self.gossip.beat(action.period)
         self._look_who_is_away()
+        self._name_the_slow()
         self._timers.forget(action.round)
 
+    def _name_the_slow(self) -> None:
+        """Log which members the others wait for, when that changes."""
+        slow = self.player.waits.slow()
+        if slow != self._slow:
+            self._slow = slow
+            self._log.warning("slow-members", workers=list(slow))
+
     def _look_who_is_away(self) -> None:
-        """Tell the player whom it need not wait for: they have left, or have no connection."""
-        reachable = set(self.transport.peers()).difference(self.gossip.left)
+        """Tell the player whom it need not wait for: they left, flood, or have no connection."""
+        reachable = set(self.transport.peers()).difference(self.gossip.left, self.barred())
         reachable.add(self.worker)
         self.player.waits.away = frozenset(range(self._params.workers)).difference(reachable)
 
