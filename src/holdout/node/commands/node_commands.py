@@ -195,11 +195,10 @@ def _more(status: dict[str, Any]) -> list[tuple[str, str]]:
     if failures:
         why = f": {status['worker_failed']}" if status["worker_failed"] else ", works again"
         lines["worker"] = f"{failures} failures{why}"
-    dropped = sum(status["dropped"].values())
     for name, counts in (
         ("rejected", status["rejected"]),
         ("refused", {**status["refused"], **status["refused_messages"]}),
-        ("dropped", {"messages": dropped} if dropped else {}),
+        ("dropped", status["dropped"]),
         ("unanswered", status["unanswered"]),
     ):
         if counts:

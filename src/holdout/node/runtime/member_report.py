@@ -6,7 +6,7 @@ from typing import Any
 from holdout.node.membership.genesis import Network
 from holdout.node.network.blobs import Fetcher
 from holdout.node.network.transport import ZenohTransport
-from holdout.node.network.versions import FIRST
+from holdout.node.network.versions import FIRST, NEWEST
 from holdout.node.runtime.service import Service
 
 WAITS = ("gradient", "ballot", "lead", "vote")
@@ -50,7 +50,9 @@ def members(
                 "missed": 0 if times is None else times.missed,
                 "excused_until": 0 if times is None else times.excused_until,
                 "floods": 0 if flood is None else flood.times,
-                "version": service.gossip.spoken.get(place, FIRST).newest,
+                "version": NEWEST
+                if place == service.worker
+                else service.gossip.spoken.get(place, FIRST).newest,
                 "foreign": None if place == service.worker else service.gossip.foreign(place),
                 "unserved": failed.get(place, 0),
                 "rejected": rejected.get(place, {}),
