@@ -34,6 +34,8 @@ __all__ = [
     "RunFolderError",
     "RunWatcher",
     "Stream",
+    "SweepProgress",
+    "SweepResult",
     "TableRow",
     "UserError",
     "Weights",
@@ -48,6 +50,7 @@ __all__ = [
     "rules",
     "run",
     "stream",
+    "sweep",
     "voting",
 ]
 
@@ -71,6 +74,8 @@ if TYPE_CHECKING:
     from holdout.results import Run, read_run
     from holdout.saved_models import Weights
     from holdout.seeds import Stream, stream
+    from holdout.sweeps.runner import SweepResult, sweep
+    from holdout.sweeps.workforce import SweepProgress
     from holdout.workers import HonestWorker, Recipe, Worker
 else:
     __getattr__, __dir__ = lazy.attributes(
@@ -100,6 +105,8 @@ else:
             "holdout.results": ("Run", "read_run"),
             "holdout.saved_models": ("Weights",),
             "holdout.seeds": ("Stream", "stream"),
+            "holdout.sweeps.runner": ("SweepResult", "sweep"),
+            "holdout.sweeps.workforce": ("SweepProgress",),
             "holdout.workers": ("HonestWorker", "Recipe", "Worker"),
         },
     )
