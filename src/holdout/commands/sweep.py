@@ -40,6 +40,12 @@ def add_command(commands: Subparsers) -> None:
         metavar="SWEEP.toml",
         help=f"a sweep file, or {' or '.join(SHIPPED)}, which come with holdout",
     )
+    parser.add_argument(
+        "--byzfl",
+        type=Path,
+        metavar="CONFIG.json",
+        help="in place of a sweep file: a config of ByzFL 0.0.11",
+    )
     add_settings(parser)
     parser.add_argument(
         "--out", type=Path, metavar="DIR", help="folder (default: runs/NAME, -2, -3, ...)"
@@ -73,6 +79,8 @@ def _values(options: argparse.Namespace) -> Mapping[str, Any]:
     from holdout.config import read_file
     from holdout.sweeps.sweep_folder import read_folder
 
+    if options.byzfl is not None:
+        return _byzfl_values(options)
     if options.sweep is not None:
         shipped = files("holdout.experiments").joinpath(f"{options.sweep}.toml")
         if options.sweep in SHIPPED and not Path(options.sweep).exists():
@@ -81,6 +89,18 @@ def _values(options: argparse.Namespace) -> Mapping[str, Any]:
     if options.resume and options.out is not None:
         return read_folder(options.out)
     raise UserError("sweep needs SWEEP.toml, or --out DIR --resume to go on with one")
+
+
+def _byzfl_values(options: argparse.Namespace) -> Mapping[str, Any]:
+    """The sweep that a config of ByzFL's asks for; what differs is said."""
+    from holdout.sweeps.byzfl_config import read_byzfl
+
+    if options.sweep is not None:
+        raise UserError("sweep takes SWEEP.toml or --byzfl CONFIG.json, not both")
+    values, notes = read_byzfl(options.byzfl)
+    for note in notes:
+        print_note(note)
+    return values
 
 
 def _sweep(options: argparse.Namespace) -> int:

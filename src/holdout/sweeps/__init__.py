@@ -8,6 +8,7 @@
     choosing        hyper-parameters, by the worst attack on seeds of their own
     cells           what came out: the worst attack of each cell, the best rule, the spread
     layout, shades, heatmap, page, tables, outputs   the same as pictures, as a page, as tables
+    byzfl_config, byzfl_names, byzfl_reading, byzfl_models   a config of ByzFL's as a sweep
     sweep_folder, runner   what a sweep leaves; all of it in order: `holdout.sweep`
 
 This file imports nothing, so that `holdout --help` needs no torch.
