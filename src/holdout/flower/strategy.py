@@ -12,7 +12,8 @@ from flwr.app import Message, Metadata
 
 from holdout.custom_code import checked_copy, private_copy
 from holdout.errors import InfeasibleError
-from holdout.flower.base import CheckedStrategy, count_problems, timeout_problems
+from holdout.flower.arguments import count_problems, timeout_problems
+from holdout.flower.base import CheckedStrategy
 from holdout.flower.exchange import Answers, RejectedReply
 from holdout.flower.open_round import DrawSizes, OpenRound, Verdict
 from holdout.flower.vote_messages import PLAIN_VOTE_TYPE, VOTE_TYPE, VoteCall, read_ballot
@@ -63,14 +64,19 @@ class HoldOut(CheckedStrategy):
         byzantine_fraction: The share f of liars to withstand, below 1/2: 0.33, or exactly "1/3".
         holdout_samples: How many of its samples a voter judges by (m_c); None: all.
         propose_timeout: Seconds after which a proposer counts as silent.
+        grace_time: Seconds that the last nodes of a phase have once all but the tolerated share
+            have answered. By default as long again as the others took, but at least 10.
         vote_timeout: The same for a voter, and for federated evaluation.
         min_ballots: With fewer valid ballots the model is kept. By default two thirds of the voters
             drawn, rounded up.
-        seed: Decides every draw. By default a secret one, which the run folder records.
+        seed: Decides every draw: two runs with one seed draw the same committees. By default a
+            secret one, which the run folder records.
         rule: "holdout-1", or "holdout-paper" for the vote exactly as published. "holdout", whose
             voters send updates of their own, is not offered on Flower yet.
-        connect_timeout: Seconds to wait for enough nodes to be connected before giving up.
-        run_folder: Where to write what `holdout report` draws; must be new or empty.
+        connect_timeout: Seconds to wait for enough nodes to be connected before the run ends.
+        max_failed_rounds: The run ends after so many rounds in a row without one usable reply.
+        run_folder: Where to write what `holdout report` draws and `resume` goes on from; must be
+            new or empty.
         name: What the report calls the run.
         attack: What the report calls the circumstances.
 
@@ -263,10 +269,15 @@ class Robust(CheckedStrategy):
             `min_train_nodes`.
         byzantine_fraction: The share f of liars to withstand, below 1/2: 0.33, or exactly "1/3".
         propose_timeout: Seconds after which a node counts as silent.
+        grace_time: Seconds that the last nodes of a phase have once all but the tolerated share
+            have answered. By default as long again as the others took, but at least 10.
         evaluate_timeout: The same for federated evaluation.
-        seed: Decides every draw. By default a secret one, which the run folder records.
-        connect_timeout: Seconds to wait for enough nodes to be connected before giving up.
-        run_folder: Where to write what `holdout report` draws; must be new or empty.
+        seed: Decides every draw: two runs with one seed draw the same committees. By default a
+            secret one, which the run folder records.
+        connect_timeout: Seconds to wait for enough nodes to be connected before the run ends.
+        max_failed_rounds: The run ends after so many rounds in a row without one usable reply.
+        run_folder: Where to write what `holdout report` draws and `resume` goes on from; must be
+            new or empty.
         name: What the report calls the run.
         attack: What the report calls the circumstances.
 
