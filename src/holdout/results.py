@@ -190,10 +190,7 @@ def create(
     *,
     advice: str = "choose another --out, or continue with --resume",
 ) -> Iterator[RunFolder]:
-    """Make a run folder; refuse one that holds more than what an interrupted start left behind.
-
-    `advice` is what its user can do instead.
-    """
+    """Make a run folder; one that is taken is refused, with advice on what to do instead."""
     with ExitStack() as stack:
         with explained(path):
             path.mkdir(parents=True, exist_ok=True)

@@ -48,7 +48,7 @@ def test_liars_a_killed_node_and_a_hanging_one_stop_nobody(tmp_path):
     outcome = json.loads(finished.read_text("utf-8"))
     assert "error" not in outcome
     # Nobody proposes anything but half of the way to 1, or what is thrown out.
-    (weight,) = set(outcome["weights"])
+    (weight,) = outcome["weights"]
     assert any(math.isclose(weight, way, abs_tol=1e-5) for way in (0.0, 0.5, 0.75))
 
     run = read_run(tmp_path / "run")
@@ -71,6 +71,36 @@ def test_liars_a_killed_node_and_a_hanging_one_stop_nobody(tmp_path):
     assert rejected[1].total() >= (4 if voted else 3)
     assert rejected[1]["missing"] + rejected[1]["unavailable"] >= 1
     write_report(tmp_path / "run")
+
+
+@pytest.mark.soak
+def test_a_decoding_bomb_and_a_killed_node_leave_the_server_small_and_running(tmp_path):
+    """A model of 6 MB; the bomb would be 10 GB. From round 2 on one of the six nodes is gone."""
+    deploy = load_deploy()
+    with deploy.deployed(tmp_path, NODES) as deployment:
+        settings = (
+            f'folder="{tmp_path}" nodes={NODES} timeout=20.0 rounds=6 width=500000 liars="bomb"'
+        )
+        deployment.flwr("run", str(APP), "deployment", "--run-config", settings)
+        asked, finished = tmp_path / f"asked-{KILLED}", tmp_path / "finished.json"
+        deployment.wait(lambda: asked.exists() or finished.exists(), "the node to be killed", 300)
+        deployment.kill(f"node-{KILLED}")
+        deployment.wait(finished.exists, "the end of the run", 600)
+    outcome = json.loads(finished.read_text("utf-8"))
+    assert "error" not in outcome
+    assert (outcome["rounds"], outcome["reason"]) == (6, "")
+    # The model, six updates of it as received and as read, and what the vote makes of them.
+    assert outcome["grown"] < 400 * 2**20
+    run = read_run(tmp_path / "run")
+    rejected = Counter()
+    for line in run.rows:
+        rejected.update(line["rejected_proposals"])
+    assert rejected["too-large"] >= 1
+    assert set(rejected) <= {"too-large", "missing", "unavailable"}
+    committees = [len(line["proposers"]) + len(line["voters"]) for line in run.rows]
+    assert committees[0] == 6
+    assert committees[-1] == 5
+    assert run.rows[-1]["asked_for"] == 6
 
 
 @pytest.mark.slow

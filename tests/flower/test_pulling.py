@@ -18,7 +18,7 @@ from tests.flower.flower_grid import FakeGrid, arrays, train_reply, weights
 from holdout.flower.exchange import exchange
 from holdout.flower.pulling import (
     PIECE_MAX,
-    Allowance,
+    ReplyAllowance,
     TooLarge,
     _refuse_long_pieces,
     guard,
@@ -67,7 +67,7 @@ class Link(FakeGrid):
 def ask(node, model):
     grid = Link({1: node})
     message = Message(RecordDict({"arrays": model}), dst_node_id=1, message_type="train")
-    (reply,) = exchange(grid, [message], timeout=60, allowance=Allowance.for_model(model))
+    (reply,) = exchange(grid, [message], timeout=60, allowance=ReplyAllowance.for_model(model))
     return grid, reply
 
 
@@ -116,11 +116,11 @@ def test_a_chunk_named_thousands_of_times_is_refused_before_it_is_joined(times):
     tracemalloc.start()
     try:
         if times == 2:
-            (reply,) = pull(grid, identifier, Allowance.for_model(model), threading.Event())
+            (reply,) = pull(grid, identifier, ReplyAllowance.for_model(model), threading.Event())
             assert len(reply.content["arrays"]["w"].data) == 2 * CHUNK
         else:
             with pytest.raises(TooLarge, match="more than 2 times the model"):
-                pull(grid, identifier, Allowance.for_model(model), threading.Event())
+                pull(grid, identifier, ReplyAllowance.for_model(model), threading.Event())
         _, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
@@ -202,7 +202,7 @@ def test_a_part_that_is_missing_makes_the_reply_unavailable():
         PullObjectResponse() if len(grid.pulled) > 2 else give(request)
     )
     message = Message(RecordDict({"arrays": arrays()}), dst_node_id=1, message_type="train")
-    (reply,) = exchange(grid, [message], timeout=60, allowance=Allowance.for_model(arrays()))
+    (reply,) = exchange(grid, [message], timeout=60, allowance=ReplyAllowance.for_model(arrays()))
     assert "is missing" in reply.error.reason
 
 
@@ -234,5 +234,5 @@ def test_pieces_of_any_kind_make_an_error_of_their_node_and_nothing_else(made):
     )
     grid.pieces = {get_object_id(piece): piece for piece in pieces}
     message = Message(RecordDict({"arrays": arrays()}), dst_node_id=1, message_type="train")
-    (reply,) = exchange(grid, [message], timeout=60, allowance=Allowance.for_model(arrays()))
+    (reply,) = exchange(grid, [message], timeout=60, allowance=ReplyAllowance.for_model(arrays()))
     assert reply.has_error()

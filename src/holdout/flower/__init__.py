@@ -7,13 +7,19 @@
 
 Below them:
 
-    base            what both strategies share: draws, checks, evaluation
+    base            what both strategies share: a round, and its checks
+    long_run        from the first round to the last: what was reached is kept
+    drawing         of whom a committee is drawn, and how large it is
+    saved_runs      a run on disk, to go on from
     joint           voters' own updates as ballots
     inner           other strategies of Flower inside a vote
     open_round      one round: whom it asked, what they sent, the step
     vote_messages   the vote message and the ballot of approvals that answers it
     arrays          a model's arrays <-> one flat vector
     exchange        sending, polling, and matching replies to questions
+    pulling         fetching a reply, at a price that is known beforehand
+    plain_replies   replies as plain values, whatever was handed over
+    complaints      saying so when nothing that comes back can be used
     roster          who is connected, who is silent
     metrics         the metrics that clients report
     recording       Flower's `Result` and the run folder

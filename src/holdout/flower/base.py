@@ -12,12 +12,11 @@ import math
 import secrets
 import time
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterable, Sequence
 from dataclasses import KW_ONLY, InitVar, dataclass, fields, replace
 from fractions import Fraction
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar
 
 from flwr.app import (
     ArrayRecord,
@@ -29,34 +28,34 @@ from flwr.app import (
     RecordDict,
 )
 from flwr.serverapp import Grid
-from flwr.serverapp.strategy import FedAvg
-from flwr.serverapp.strategy.strategy_utils import log_strategy_start_info
 
 from holdout.custom_code import Kept
-from holdout.errors import ConfigError, InfeasibleError, MisuseError
+from holdout.errors import ConfigError, MisuseError
+from holdout.flower.arguments import count_problems, pattern_problems, timeout_problems
 from holdout.flower.arrays import BUFFERS, Layout
-from holdout.flower.committee_sizes import shrink
 from holdout.flower.complaints import Complaints, describe, describe_arrays
+from holdout.flower.drawing import NodeDraws
 from holdout.flower.exchange import (
-    Again,
     Answers,
-    PollingGrid,
-    RejectedReply,
     collate,
-    exchange,
     log_faults,
 )
+from holdout.flower.long_run import LongRun
 from holdout.flower.metrics import MetricsFunction, aggregate_metrics, median_metrics
-from holdout.flower.open_round import DrawSizes, OpenRound, Verdict, make_record
-from holdout.flower.pulling import Allowance
-from holdout.flower.recording import Recorder, RoundReport, Seconds, recording
-from holdout.flower.roster import Roster, wait_for_nodes
-from holdout.flower.run_result import HISTORIES, RunResult
-from holdout.flower.saved_runs import SavedRun, load, plain_arguments, to_checkpoint
+from holdout.flower.open_round import (
+    DrawSizes,
+    OpenRound,
+    Verdict,
+    make_record,
+    use_only_arrays,
+)
+from holdout.flower.recording import Recorder, RoundReport, Seconds
+from holdout.flower.roster import Roster
+from holdout.flower.saved_runs import SavedRun
 from holdout.ids import RoundNumber
 from holdout.rounds import AdmittedProposals
 from holdout.seeds import stream
-from holdout.shares import read_share, write_share
+from holdout.shares import read_share
 from holdout.voting import draw_committee
 
 LOG = logging.getLogger("flwr")
@@ -71,14 +70,10 @@ time of another zone."""
 QUIET_BITS = 36
 """Random bits in the fraction of a message's lifetime, and so in its id: nobody can name a question
 that another node was asked."""
-NUM_ROUNDS = 3
-"""As many rounds as Flower runs if nobody says how many."""
-
-EvaluateFunction = Callable[[int, ArrayRecord], MetricRecord | None]
 
 
 @dataclass(eq=False, repr=False)
-class CheckedStrategy(FedAvg):
+class CheckedStrategy(LongRun):
     """`FedAvg` with every reply checked; subclasses say how large committees are and what decides.
 
     The fields are the constructor's arguments: those of `FedAvg` in its order, then ours, by
@@ -165,19 +160,20 @@ class CheckedStrategy(FedAvg):
         self._evaluation: list[Metadata] = []
         self._evaluate_config = ConfigRecord()
         self._timeout = math.inf
-        self._most_nodes = 0
-        self._asked_for = DrawSizes(0, 0)
+        self._draws = NodeDraws(
+            self._roster,
+            self._exact_fraction(),
+            self.min_available_nodes,
+            self._sizes,
+            self._least_sizes,
+            self._can_work,
+        )
         self._complaints = Complaints(self.max_failed_rounds)
         self._ends: str | None = None
 
     @abstractmethod
     def _problems(self) -> list[str]:
         """Mistakes in the subclass's arguments."""
-
-    @property
-    @abstractmethod
-    def _evaluate_timeout(self) -> float:
-        """Seconds that nodes have to evaluate or to vote."""
 
     @abstractmethod
     def _sizes(self, connected: int) -> DrawSizes:
@@ -205,213 +201,6 @@ class CheckedStrategy(FedAvg):
     @abstractmethod
     def _voters_in_words(self) -> str:
         """What the summary says after the number of proposers."""
-
-    @abstractmethod
-    def _vote_config(self) -> dict[str, dict[str, Any]]:
-        """What the run folder's config says about the vote, by section."""
-
-    @classmethod
-    def resume(cls, run_folder: Path | str, **arguments: Any) -> Self:
-        """The strategy of a run folder, ready to go on: `start` begins after the last round kept.
-
-        Who is drawn for what is as if the run had never stopped, if the same nodes are connected.
-
-        Args:
-            run_folder: Where the run was written.
-            arguments: Those of the strategy that are to change, such as time limits, and those
-                that cannot be written down, such as functions.
-        """
-        saved = load(Path(run_folder))
-        problems = [
-            f"{name}: was given to the run and cannot be read from its folder; give it again"
-            for name in saved.objects
-            if name not in arguments
-        ]
-        if saved.strategy != cls.__name__:
-            problems.append(f"the run is one of {saved.strategy}, not of {cls.__name__}")
-        if problems:
-            raise ConfigError(problems, where=f"resuming {run_folder}")
-        strategy = cls(**{**saved.arguments, **arguments, "run_folder": Path(run_folder)})
-        strategy._saved = saved
-        return strategy
-
-    def start(  # noqa: PLR0917  (The interface is Flower's.)
-        self,
-        grid: Grid,
-        initial_arrays: ArrayRecord | None = None,
-        num_rounds: int | None = None,
-        timeout: float = 3600,
-        train_config: ConfigRecord | None = None,
-        evaluate_config: ConfigRecord | None = None,
-        evaluate_fn: EvaluateFunction | None = None,
-    ) -> RunResult:
-        """Run the federation as `FedAvg` does, but keep what was reached, whatever happens.
-
-        Args:
-            grid: Where the nodes are.
-            initial_arrays: The model to begin with; not needed by a strategy that resumes.
-            num_rounds: The last round, 3 by default; if resumed, as many as the run was to have.
-            timeout: Seconds after which each phase ends: waiting for nodes, training, voting,
-                evaluation.
-            train_config: What nodes get with the model to train.
-            evaluate_config: The same for evaluation and votes.
-            evaluate_fn: Evaluates the model on the server, before the first and after each round.
-
-        Returns:
-            Flower's `Result`, with the last round done and, if there were to be more, a reason. An
-            error is raised only as long as there is nothing to lose: before the first round is
-            decided.
-        """
-        saved, self._saved = self._saved, None
-        if saved is None and initial_arrays is None:
-            raise ConfigError(
-                ["initial_arrays: needed, since this strategy resumes no run"], where="start()"
-            )
-        if timeout_problems("timeout", timeout):
-            raise ConfigError(timeout_problems("timeout", timeout), where="start()")
-        self._begin()
-        self._timeout = timeout
-        self._evaluate_config = evaluate_config or ConfigRecord()
-        result = RunResult(initial_arrays or ArrayRecord())
-        if saved is not None:
-            self._go_on_from(saved, result)
-        planned = saved.num_rounds if saved is not None else NUM_ROUNDS
-        rounds = planned if num_rounds is None else num_rounds
-        config = self._config(max(rounds, planned) if saved is not None else rounds)
-        with recording(
-            self.run_folder, config, self._roster.numbers, resumed=saved is not None
-        ) as self._recorder:
-            log_strategy_start_info(rounds, result.arrays, train_config, evaluate_config)
-            self.summary()
-            self._run(
-                self._polling(grid, result.arrays),
-                result,
-                rounds,
-                train_config or ConfigRecord(),
-                evaluate_fn and self._watched(evaluate_fn),
-            )
-        # From now on the same draws would come again.
-        self._seed_is_known = True
-        for line in str(result).splitlines():
-            LOG.info("\t%s", line)
-        return result
-
-    def _polling(self, grid: Grid, arrays: ArrayRecord) -> PollingGrid:
-        timeouts = {
-            MessageType.TRAIN: min(self.propose_timeout, self._timeout),
-            MessageType.EVALUATE: min(self._evaluate_timeout, self._timeout),
-        }
-        return PollingGrid(
-            grid,
-            timeouts,
-            f=self._exact_fraction(),
-            grace=self.grace_time,
-            allowance=Allowance.for_model(arrays),
-        )
-
-    def _run(
-        self,
-        grid: Grid,
-        result: RunResult,
-        rounds: int,
-        train_config: ConfigRecord,
-        evaluate_fn: EvaluateFunction | None,
-    ) -> None:
-        """All rounds that are left, into `result`; a run that fails ends with what it reached."""
-        if evaluate_fn is not None and not result.rounds:
-            metrics = evaluate_fn(0, result.arrays)
-            LOG.info("Initial global evaluation results: %s", metrics)
-            if metrics is not None:
-                result.evaluate_metrics_serverapp[0] = metrics
-        while result.rounds < rounds and not result.reason:
-            number = result.rounds + 1
-            LOG.info("")
-            LOG.info("[ROUND %s/%s]", number, rounds)
-            try:
-                self._run_round(number, grid, result, train_config, evaluate_fn)
-                self._keep(result, rounds)
-                result.reason = self._ends or ""
-            except Exception as error:
-                if not result.rounds:
-                    raise
-                result.reason = f"{type(error).__name__}: {error}"
-                expected = isinstance(error, InfeasibleError)
-                LOG.debug("what was raised", exc_info=not expected)
-                if result.rounds == number:
-                    # It was decided, and failed after that.
-                    with suppress(Exception):
-                        self._keep(result, rounds)
-        if result.reason:
-            LOG.error("the run ends after round %d: %s", result.rounds, result.reason)
-
-    def _run_round(
-        self,
-        number: int,
-        grid: Grid,
-        result: RunResult,
-        train_config: ConfigRecord,
-        evaluate_fn: EvaluateFunction | None,
-    ) -> None:
-        """One round as Flower runs it: training, evaluation by nodes, evaluation by the server."""
-        asked = self.configure_train(number, result.arrays, train_config, grid)
-        arrays, metrics = self.aggregate_train(
-            number, grid.send_and_receive(asked, timeout=self._timeout)
-        )
-        result.rounds = number
-        if arrays is not None:
-            result.arrays = arrays
-        if metrics is not None:
-            LOG.info("\t└──> Aggregated MetricRecord: %s", metrics)
-            result.train_metrics_clientapp[number] = metrics
-        asked = self.configure_evaluate(number, result.arrays, self._evaluate_config, grid)
-        metrics = self.aggregate_evaluate(
-            number, grid.send_and_receive(asked, timeout=self._timeout)
-        )
-        if metrics is not None:
-            LOG.info("\t└──> Aggregated MetricRecord: %s", metrics)
-            result.evaluate_metrics_clientapp[number] = metrics
-        if evaluate_fn is not None:
-            metrics = evaluate_fn(number, result.arrays)
-            LOG.info("\t└──> MetricRecord: %s", metrics)
-            if metrics is not None:
-                result.evaluate_metrics_serverapp[number] = metrics
-
-    def _keep(self, result: RunResult, rounds: int) -> None:
-        """Write the round's line and, with it, all that the next round depends on."""
-        self._recorder.flush()
-        folder = self._recorder.folder
-        if folder is None:
-            return
-        names = [field.name for field in fields(self) if field.name != "run_folder"]
-        arguments, objects = plain_arguments(
-            {**{name: getattr(self, name) for name in names}, **self._init_only}
-        )
-        saved = SavedRun(
-            strategy=type(self).__name__,
-            arguments=arguments,
-            objects=objects,
-            round=result.rounds,
-            num_rounds=rounds,
-            arrays=result.arrays,
-            radius=self._radius,
-            rule_state=self._rule_state,
-            roster=self._roster.as_dict(),
-            most_nodes=self._most_nodes,
-            failed_rounds=self._complaints.counts,
-            metrics={name: getattr(result, name) for name in HISTORIES},
-        )
-        folder.save(to_checkpoint(saved), folder.mark())
-
-    def _go_on_from(self, saved: SavedRun, result: RunResult) -> None:
-        """Take over what a run folder holds."""
-        self._roster = Roster.from_dict(saved.roster)
-        self._radius, self._rule_state = saved.radius, saved.rule_state
-        self._most_nodes = saved.most_nodes
-        self._complaints.counts.update(saved.failed_rounds)
-        result.arrays, result.rounds = saved.arrays, saved.round
-        for name in HISTORIES:
-            getattr(result, name).update(saved.metrics.get(name, {}))
-        LOG.info("resuming after round %d", saved.round)
 
     def summary(self) -> None:
         """Log the rule, the committee and the keys of the records."""
@@ -441,7 +230,8 @@ class CheckedStrategy(FedAvg):
         layout = Layout.of(arrays, trained=self.trained, buffers=self.buffers)
         weights = layout.flatten(arrays)
         began = time.monotonic()
-        nodes, sizes = self._draw_pool(grid, server_round)
+        timeout = min(self.connect_timeout, self._timeout)
+        nodes, sizes = self._draws.pool(grid.get_node_ids, server_round, timeout=timeout)
         drawn = draw_committee(
             workers=len(nodes),
             proposers=sizes.proposers,
@@ -525,11 +315,19 @@ class CheckedStrategy(FedAvg):
             accepted=len(admitted.valid) - len(verdict.proposal_faults),
             left_out=len(self._roster.resting(server_round)),
             seconds=seconds,
-            asked_for=sum(self._asked_for),
+            asked_for=sum(self._draws.asked_for),
         )
         self._recorder.add(report)
         report.log()
-        self._complain(open_round, faults, verdict, report, came)
+        self._ends = self._complaints.note_round(
+            proposal_faults=faults,
+            ballot_faults=verdict.ballot_faults,
+            proposals=report.accepted,
+            ballots=report.ballots,
+            expected=f"{self.arrayrecord_key!r} with {describe_arrays(open_round.arrays)}",
+            expected_ballot=self._expected_ballot(),
+            came=came,
+        )
         for key, value in report.metrics().items():
             metrics[key] = value
         return arrays, metrics
@@ -590,78 +388,16 @@ class CheckedStrategy(FedAvg):
             problems.append(f"byzantine_fraction = {self.byzantine_fraction!r}: {error}")
         return problems
 
+    def _arguments(self) -> dict[str, Any]:
+        names = [field.name for field in fields(self) if field.name != "run_folder"]
+        return {**{name: getattr(self, name) for name in names}, **self._init_only}
+
     def _exact_fraction(self) -> Fraction:
         """The assumed Byzantine share f; a ValueError if the argument is not a share."""
         share = read_share(self.byzantine_fraction)
         if isinstance(share, int) or share >= Fraction(1, 2):
             raise ValueError("must be a share below 1/2")
         return share
-
-    def _draw_pool(self, grid: Grid, server_round: int) -> tuple[list[int], DrawSizes]:
-        """The nodes that a committee can be drawn from, and how large it is."""
-        connected = self._gather(grid, server_round)
-        pool = self._roster.eligible(connected, round_number=server_round, needed=0)
-        sizes = self._sizes_among(len(pool))
-        if sizes is None:
-            # Only with some of those who were silent.
-            pool = self._roster.eligible(
-                connected, round_number=server_round, needed=len(connected)
-            )
-            sizes = self._sizes_among(len(pool))
-        if sizes is None:
-            raise InfeasibleError(f"round {server_round}: {len(pool)} nodes are too few")
-        if sum(sizes) < sum(self._asked_for):
-            LOG.warning(
-                "round %d: %d proposers and %d voters in place of %d and %d, since %d nodes are "
-                "there",
-                server_round,
-                *sizes,
-                *self._asked_for,
-                len(pool),
-            )
-        return pool, sizes
-
-    def _gather(self, grid: Grid, server_round: int) -> Sequence[int]:
-        """The connected nodes, once there are enough: all at first, later as many as must be."""
-        timeout = min(self.connect_timeout, self._timeout)
-
-        def needed(connected: int) -> int:
-            return max(sum(self._sizes(connected)), self.min_available_nodes)
-
-        def least(connected: int) -> int:
-            if self._sizes_among(connected) is not None:
-                return self.min_available_nodes
-            return connected + 1
-
-        what = f"round {server_round}"
-        if not self._most_nodes:
-            with suppress(InfeasibleError):
-                wait_for_nodes(grid.get_node_ids, needed, timeout=timeout, what=what)
-                timeout = 0.0
-            nodes = list(grid.get_node_ids())
-            if least(len(nodes)) <= len(nodes):
-                timeout = 0.0
-        connected = wait_for_nodes(grid.get_node_ids, least, timeout=timeout, what=what)
-        self._most_nodes = max(self._most_nodes, len(connected))
-        return connected
-
-    def _sizes_among(self, nodes: int) -> DrawSizes | None:
-        """How many propose and vote if so many nodes can be drawn; None if they are too few."""
-        asked = self._sizes(max(nodes, self._most_nodes))
-        if sum(asked) <= nodes:
-            # As many as the strategy wants of those who are there.
-            asked = self._sizes(nodes)
-        self._asked_for = asked
-        sizes = shrink(
-            asked,
-            nodes=nodes,
-            most=self._most_nodes,
-            f=self._exact_fraction(),
-            least=self._least_sizes(asked),
-        )
-        if sizes is None or sizes == asked or self._can_work(sizes):
-            return sizes
-        return None
 
     def _least_sizes(self, asked: DrawSizes) -> DrawSizes:
         """The smallest committee to which a round may shrink."""
@@ -670,48 +406,6 @@ class CheckedStrategy(FedAvg):
     def _can_work(self, sizes: DrawSizes) -> bool:  # noqa: ARG002  (Subclasses look.)
         """Whether the rule can work with a committee of this size."""
         return True
-
-    def _exchange(
-        self,
-        grid: Grid,
-        messages: Iterable[Message],
-        *,
-        count: int,
-        timeout: float,
-        again: Again | None = None,
-    ) -> list[Message]:
-        """Ask so many nodes, and wait no longer than `start` allows."""
-        limit = min(timeout, self._timeout)
-        if isinstance(grid, PollingGrid):
-            return grid.exchange(messages, count=count, timeout=limit, again=again)
-        return exchange(grid, messages, timeout=limit, again=again)
-
-    def _complain(
-        self,
-        open_round: OpenRound,
-        faults: Sequence[RejectedReply],
-        verdict: Verdict,
-        report: RoundReport,
-        came: Mapping[int, str],
-    ) -> None:
-        """Say so if nothing could be used, again; `_ends` tells why the run must end, if so."""
-        model = describe_arrays(open_round.arrays)
-        ends = self._complaints.note(
-            "proposal",
-            faults,
-            accepted=report.accepted,
-            expected=f"one ArrayRecord, such as {self.arrayrecord_key!r}, with {model}",
-            came=came,
-        )
-        if report.accepted:
-            ends = self._complaints.note(
-                "ballot",
-                verdict.ballot_faults,
-                accepted=report.ballots,
-                expected=self._expected_ballot(),
-                came={},
-            )
-        self._ends = ends
 
     def _expected_ballot(self) -> str:
         """What a voter should have sent."""
@@ -746,67 +440,3 @@ class CheckedStrategy(FedAvg):
             else:
                 self._roster.heard(node, kind)
         return answers
-
-    def _config(self, num_rounds: int) -> dict[str, Any]:
-        """The run folder's config, with the keys that configs of experiments have."""
-        federation: dict[str, Any] = {
-            "mode": "flower",
-            "assumed_byzantine": write_share(self._exact_fraction()),
-        }
-        if self.num_proposers is not None:
-            federation["proposers"] = self.num_proposers
-        config: dict[str, Any] = {
-            "experiment": {
-                "name": self.name,
-                "rules": [self.rule],
-                "rounds": num_rounds,
-                "seeds": [self._seed],
-                "baseline": False,
-            },
-            "federation": federation,
-            "attack": {"name": self.attack},
-        }
-        for section, entries in self._vote_config().items():
-            config[section] = {**config.get(section, {}), **entries}
-        return config
-
-    def _watched(self, evaluate_fn: EvaluateFunction) -> EvaluateFunction:
-        """The user's central evaluation, whose result is recorded as the round's accuracy."""
-
-        def evaluate(server_round: int, arrays: ArrayRecord) -> MetricRecord | None:
-            metrics = evaluate_fn(server_round, arrays)
-            self._recorder.evaluated(metrics, central=True)
-            return metrics
-
-        return evaluate
-
-
-def use_only_arrays(contents: Iterable[RecordDict], key: str) -> None:
-    """Give an ArrayRecord of another name the usual one, where it is the only one of a reply."""
-    for content in contents:
-        names = list(content.array_records)
-        if len(names) == 1 and key not in content:
-            content[key] = content.array_records[names[0]]
-            del content[names[0]]
-
-
-def count_problems(argument: str, value: int | None, *, least: int = 1) -> list[str]:
-    """What is wrong with an argument that must be a whole number of at least `least`, or None."""
-    if value is None or (type(value) is int and value >= least):
-        return []
-    return [f"{argument} = {value!r}: must be a whole number, {least} or more"]
-
-
-def pattern_problems(argument: str, patterns: object) -> list[str]:
-    """What is wrong with an argument that must be a list of names, in which `*` may stand."""
-    right = isinstance(patterns, list | tuple) and all(isinstance(p, str) for p in patterns)
-    return (
-        [] if right else [f'{argument} = {patterns!r}: must be a list of names, such as ["*bn*"]']
-    )
-
-
-def timeout_problems(argument: str, seconds: float) -> list[str]:
-    """What is wrong with an argument that must be a time limit."""
-    if 0 < seconds < math.inf:
-        return []
-    return [f"{argument} = {seconds!r}: must be a positive number of seconds"]

@@ -29,24 +29,43 @@ class Complaints:
     limit: int
     counts: dict[str, int] = field(default_factory=dict)
 
-    def note(
+    def note_round(
         self,
-        what: str,
-        faults: Sequence[RejectedReply],
         *,
-        accepted: int,
+        proposal_faults: Sequence[RejectedReply],
+        ballot_faults: Sequence[RejectedReply],
+        proposals: int,
+        ballots: int,
         expected: str,
+        expected_ballot: str,
         came: Mapping[int, str],
     ) -> str | None:
         """Note a round; why the run must end, if it must.
 
         Args:
-            what: "proposal" or "ballot".
-            faults: The replies that could not be used.
-            accepted: How many could.
-            expected: What a reply should be.
+            proposal_faults: The proposals that could not be used.
+            ballot_faults: The ballots that could not be used.
+            proposals: How many proposals could.
+            ballots: How many ballots could.
+            expected: The record that a proposal is.
+            expected_ballot: What a ballot is.
             came: Node -> what its reply was, for those that had content.
         """
+        wanted = f"one ArrayRecord, such as {expected}"
+        ends = self._note("proposal", proposal_faults, proposals, wanted, came)
+        if proposals:
+            # Otherwise nobody had anything to vote on.
+            ends = self._note("ballot", ballot_faults, ballots, expected_ballot, {})
+        return ends
+
+    def _note(
+        self,
+        what: str,
+        faults: Sequence[RejectedReply],
+        accepted: int,
+        expected: str,
+        came: Mapping[int, str],
+    ) -> str | None:
         if accepted or not faults:
             self.counts[what] = 0
             return None

@@ -28,7 +28,7 @@ from flwr.app import Error, Message, Metadata, RecordDict
 from flwr.serverapp import Grid
 
 from holdout.flower.plain_replies import plain_content, plain_error
-from holdout.flower.pulling import Allowance, Gone, TooLarge, guard, pull
+from holdout.flower.pulling import Gone, ReplyAllowance, TooLarge, guard, pull
 from holdout.voting import tolerated_count
 
 LOG = logging.getLogger("flwr")
@@ -128,7 +128,7 @@ def exchange(
     again: Again | None = None,
     late: int = 0,
     grace: float | None = None,
-    allowance: Allowance | None = None,
+    allowance: ReplyAllowance | None = None,
 ) -> list[Message]:
     """Send the messages one by one and collect what is answered within the time.
 
@@ -239,7 +239,7 @@ class PollingGrid(Grid):
         *,
         f: Fraction = Fraction(0),
         grace: float | None = None,
-        allowance: Allowance | None = None,
+        allowance: ReplyAllowance | None = None,
     ) -> None:
         self._inner = inner
         self._timeouts = timeouts
@@ -358,15 +358,11 @@ def _question_of(
     return question if _may_answer(reply, question) else None
 
 
-def error_fault(reply: Message) -> ReplyFault:
-    """What an error reply stands for."""
-    return _code_fault(reply.error.code)
-
-
-def _code_fault(code: int) -> ReplyFault:
-    if code in _UNAVAILABLE_CODES:
+def error_fault(error: Error) -> ReplyFault:
+    """What a reply's error stands for."""
+    if error.code in _UNAVAILABLE_CODES:
         return ReplyFault.UNAVAILABLE
-    return _OUR_FAULTS.get(code, ReplyFault.ERROR)
+    return _OUR_FAULTS.get(error.code, ReplyFault.ERROR)
 
 
 def log_faults(what: str, faults: Iterable[RejectedReply]) -> None:
@@ -440,7 +436,7 @@ def _read(reply: Any, question: Metadata) -> RecordDict | RejectedReply:
     try:
         if reply.has_error():
             error = plain_error(reply)
-            return RejectedReply(node, _code_fault(error.code), _brief(error.reason))
+            return RejectedReply(node, error_fault(error), _brief(error.reason))
         was_sent = bool(question.message_id)
         if was_sent and reply.metadata.message_type != question.message_type:
             return RejectedReply(node, ReplyFault.MALFORMED, "it is of another type")

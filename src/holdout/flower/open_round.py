@@ -6,7 +6,7 @@ from fractions import Fraction
 from typing import NamedTuple
 
 import torch
-from flwr.app import Array, ArrayRecord, Metadata
+from flwr.app import Array, ArrayRecord, Metadata, RecordDict
 from flwr.serverapp import Grid
 from torch import Tensor
 
@@ -135,6 +135,15 @@ class OpenRound:
         if isinstance(landed, ReplyFault) or not landed.isfinite().all():
             return self.arrays, Outcome.OVERFLOW
         return arrays, decision.outcome
+
+
+def use_only_arrays(contents: Iterable[RecordDict], key: str) -> None:
+    """Give an ArrayRecord of another name the usual one, where it is the only one of a reply."""
+    for content in contents:
+        names = list(content.array_records)
+        if len(names) == 1 and key not in content:
+            content[key] = content.array_records[names[0]]
+            del content[names[0]]
 
 
 def make_record(

@@ -2,7 +2,7 @@
 
 Flower's own decoder joins whatever a reply names: a reply of 5 MB that names one chunk of an array
 two thousand times becomes 10 GB. So replies from a SuperLink are fetched here piece by piece, each
-against an `Allowance`:
+against an `ReplyAllowance`:
 
 - words: names, metrics, errors, and how arrays are put together;
 - numbers: the bytes of arrays, counted as joined, before they are.
@@ -55,7 +55,7 @@ class Gone(Exception):  # noqa: N818  (As above.)
 
 
 @dataclass(slots=True)
-class Allowance:
+class ReplyAllowance:
     """What one reply may still cost, in bytes."""
 
     words: int
@@ -86,7 +86,7 @@ class Allowance:
 
 
 def pull(
-    grid: Grid, identifier: str, allowance: Allowance | None, stop: threading.Event
+    grid: Grid, identifier: str, allowance: ReplyAllowance | None, stop: threading.Event
 ) -> list[Message]:
     """The replies to one question that are there; none, if there is none yet."""
     client = _client_of(grid)
@@ -100,7 +100,7 @@ def pull(
 
 
 def _fetch(
-    grid: Any, client: Any, message_id: str, allowance: Allowance, stop: threading.Event
+    grid: Any, client: Any, message_id: str, allowance: ReplyAllowance, stop: threading.Event
 ) -> Message:
     run_id = grid.run.run_id
 
@@ -131,14 +131,14 @@ def _fetch(
 Fetch = Callable[[str], bytes]
 
 
-def _message(object_id: str, fetch: Fetch, allowance: Allowance) -> Message:
+def _message(object_id: str, fetch: Fetch, allowance: ReplyAllowance) -> Message:
     content, kind, children = _open(object_id, fetch, allowance)
     _expect(kind, [Message])
     inner: dict[str, Any] = {child: _records(child, fetch, allowance) for child in children[:1]}
     return Message.inflate(content, inner)
 
 
-def _records(object_id: str, fetch: Fetch, allowance: Allowance) -> RecordDict:
+def _records(object_id: str, fetch: Fetch, allowance: ReplyAllowance) -> RecordDict:
     content, kind, children = _open(object_id, fetch, allowance)
     _expect(kind, [RecordDict])
     return RecordDict.inflate(
@@ -147,7 +147,7 @@ def _records(object_id: str, fetch: Fetch, allowance: Allowance) -> RecordDict:
 
 
 def _record(
-    object_id: str, fetch: Fetch, allowance: Allowance
+    object_id: str, fetch: Fetch, allowance: ReplyAllowance
 ) -> ArrayRecord | MetricRecord | ConfigRecord:
     content, kind, children = _open(object_id, fetch, allowance)
     _expect(kind, [ArrayRecord, MetricRecord, ConfigRecord])
@@ -160,7 +160,7 @@ def _record(
     )
 
 
-def _array(object_id: str, fetch: Fetch, allowance: Allowance) -> Array:
+def _array(object_id: str, fetch: Fetch, allowance: ReplyAllowance) -> Array:
     """An array whose chunks are joined as they come, so that they are never there twice."""
     content, kind, children = _open(object_id, fetch, allowance)
     _expect(kind, [Array])
@@ -190,7 +190,9 @@ def _chunk(content: bytes) -> memoryview:
     return memoryview(content)[content.index(_DIVIDER) + 1 :]
 
 
-def _open(object_id: str, fetch: Fetch, allowance: Allowance) -> tuple[bytes, str, Sequence[str]]:
+def _open(
+    object_id: str, fetch: Fetch, allowance: ReplyAllowance
+) -> tuple[bytes, str, Sequence[str]]:
     """The bytes of a piece that is no chunk, what it is, and of what it is made."""
     content = fetch(object_id)
     allowance.spend_words(len(content))

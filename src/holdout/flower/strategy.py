@@ -15,8 +15,9 @@ from torch import Tensor
 from holdout import device
 from holdout.custom_code import checked_copy, private_copy
 from holdout.errors import InfeasibleError, MisuseError
+from holdout.flower.arguments import count_problems, timeout_problems
 from holdout.flower.arrays import Layout
-from holdout.flower.base import CheckedStrategy, count_problems, timeout_problems
+from holdout.flower.base import CheckedStrategy
 from holdout.flower.exchange import Answers, RejectedReply, ReplyFault
 from holdout.flower.inner import INNER, aggregate, inner_problems, prepare, state_of, with_state
 from holdout.flower.joint import TOO_FAR, hold_joint_vote, joint_terms
@@ -84,12 +85,18 @@ class HoldOut(CheckedStrategy):
         holdout_samples: Approvals only: how many of its samples a voter judges by (m_c); None: all.
         propose_timeout: Seconds after which a proposer counts as silent; with joint ballots also a
             voter.
-        vote_timeout: The same for a voter who is sent candidates, and for federated evaluation.
+        grace_time: Seconds that the last nodes of a phase have once all but the tolerated share
+            have answered. By default as long again as the others took, but at least 10.
+        vote_timeout: Seconds after which a voter who was sent candidates counts as silent; also
+            for federated evaluation.
         min_ballots: With fewer valid ballots the model is kept. By default two thirds of the voters
             drawn, rounded up; with joint ballots a third, since earlier rounds judge along.
-        seed: Decides every draw. By default a secret one, which the run folder records.
-        connect_timeout: Seconds to wait for enough nodes to be connected before giving up.
-        run_folder: Where to write what `holdout report` draws; must be new or empty.
+        seed: Decides every draw: two runs with one seed draw the same committees. By default a
+            secret one, which the run folder records.
+        connect_timeout: Seconds to wait for enough nodes to be connected before the run ends.
+        max_failed_rounds: The run ends after so many rounds in a row without one usable reply.
+        run_folder: Where to write what `holdout report` draws and `resume` goes on from; must be
+            new or empty.
         name: What the report calls the run.
         attack: What the report calls the circumstances.
 
@@ -437,10 +444,15 @@ class Robust(CheckedStrategy):
             `min_train_nodes`.
         byzantine_fraction: The share f of liars to withstand, below 1/2: 0.33, or exactly "1/3".
         propose_timeout: Seconds after which a node counts as silent.
+        grace_time: Seconds that the last nodes of a phase have once all but the tolerated share
+            have answered. By default as long again as the others took, but at least 10.
         evaluate_timeout: The same for federated evaluation.
-        seed: Decides every draw. By default a secret one, which the run folder records.
-        connect_timeout: Seconds to wait for enough nodes to be connected before giving up.
-        run_folder: Where to write what `holdout report` draws; must be new or empty.
+        seed: Decides every draw: two runs with one seed draw the same committees. By default a
+            secret one, which the run folder records.
+        connect_timeout: Seconds to wait for enough nodes to be connected before the run ends.
+        max_failed_rounds: The run ends after so many rounds in a row without one usable reply.
+        run_folder: Where to write what `holdout report` draws and `resume` goes on from; must be
+            new or empty.
         name: What the report calls the run.
         attack: What the report calls the circumstances.
 

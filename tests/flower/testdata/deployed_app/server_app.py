@@ -1,6 +1,7 @@
 """Wait for every node, run the rounds, and write the outcome to a file."""
 
 import json
+import resource
 import time
 from pathlib import Path
 
@@ -11,6 +12,11 @@ from flwr.serverapp import Grid, ServerApp
 from holdout.flower import HoldOut
 
 app = ServerApp()
+
+
+def peak_bytes() -> int:
+    """The most memory that this process has held so far."""
+    return 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
 
 @app.main()
@@ -32,9 +38,12 @@ def main(grid: Grid, context: Context) -> None:
             run_folder=folder / "run",
             seed=0,
         )
-        start = ArrayRecord({"w": Array(np.zeros((3, 5), np.float32))})
+        start = ArrayRecord({"w": Array(np.zeros((3, int(config["width"])), np.float32))})
+        before = peak_bytes()
         result = strategy.start(grid, start, num_rounds=int(config["rounds"]))
-        outcome["weights"] = result.arrays["w"].numpy().ravel().tolist()
+        outcome["grown"] = peak_bytes() - before
+        outcome["rounds"], outcome["reason"] = result.rounds, result.reason
+        outcome["weights"] = sorted(set(result.arrays["w"].numpy().ravel().tolist()))
     except Exception as error:
         outcome["error"] = f"{type(error).__name__}: {error}"
         raise
