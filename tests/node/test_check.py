@@ -160,3 +160,17 @@ def test_a_running_network_answers_and_is_not_disturbed(make_network):
     network.wait_for_round(reached + 2)
     assert all(not network.status(index)["refused"] for index in range(4))
     assert network.stop() == [0] * 4
+
+
+def test_a_member_goes_on_with_its_settings_and_new_keys(made, capsys):
+    settings = made / "bob" / "node.toml"
+    settings.write_text(settings.read_text().replace("# delay = 500 ", "delay = 700 "))
+    again = ("--name", "bob", "--address", "h:1", "--like", made / "bob")
+    assert run("node", "init", made / "bob-2", *again) == 0
+    assert (made / "bob-2" / "node.toml").read_bytes() == settings.read_bytes()
+    for key in ("signing.seed", "vrf.seed", "tls.key", "beacon.share"):
+        old, new = (made / name / "keys" / key for name in ("bob", "bob-2"))
+        assert old.read_bytes() != new.read_bytes()
+    assert run("node", "init", made / "x", "--name", "eve", *again[2:]) == 2
+    assert "another member than eve" in capsys.readouterr().err
+    assert not (made / "x").exists()

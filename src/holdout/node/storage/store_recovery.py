@@ -49,7 +49,7 @@ def open_store(
             _tidy(folder)
             copied = store.is_copy()
             store.take_as_own(forget_votes=copied)
-        if copied and state is not None:
+        if copied:
             return Opened(store, None, (COPIED.format(folder=folder),))
         return Opened(store, state, ())
     note = (
