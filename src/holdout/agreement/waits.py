@@ -200,6 +200,8 @@ class Waits:
         if kind is not Kind.UPDATE:
             return
         for worker in expected:
+            if worker not in missing and (kind, worker) not in self._excuses:
+                continue
             excuse = self._excuses.setdefault((kind, worker), _Excuse())
             if worker in missing:
                 excuse.strikes += 1
