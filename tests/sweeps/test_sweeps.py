@@ -89,9 +89,11 @@ def test_a_failed_curve_is_recorded_and_the_rest_goes_on(data, tmp_path, monkeyp
         "    return updates.mean(dim=0)\n"
     )
     rules = ["sweep_bad_rules:raising", "sweep_bad_rules:dying", "mean"]
-    sweep = rig.values(data, grid={"attack.name": ["zero"]}, rules=rules)
+    grid, limit = {"attack.name": ["zero"]}, {"curves_max": 1}
+    sweep = rig.values(data, grid=grid, rules=rules, sweep=limit)
     said = []
-    result = holdout.sweep(sweep, out="out", jobs=1, say=said.append)
+    result = holdout.sweep(sweep, out="out", store="kept", jobs=1, yes=True, say=said.append)
+    assert len(list((tmp_path / "kept").glob("??/*.json"))) == 2
     messages = {curve.curve.partition(" ")[0]: curve.message for curve in result.failed}
     assert set(messages) == set(rules[:2])
     assert "on purpose" in messages[rules[0]]
@@ -111,6 +113,8 @@ def test_another_grid_is_refused_and_nothing_is_lost(data, whole):
     other = rig.values(data, grid={**GRID, "federation.byzantine": [0.1]})
     with pytest.raises(RunFolderError, match=r"holds another sweep: grid.federation.byzantine was"):
         holdout.sweep(other, out=whole.folder, resume=True)
+    with pytest.raises(RunFolderError, match=r"experiment.rounds was 2, is 1"):
+        holdout.sweep(rig.values(data, grid=GRID), out=whole.folder, resume=True, quick=True)
     with pytest.raises(RunFolderError, match="exists and is not empty"):
         holdout.sweep(rig.values(data, grid=GRID), out=whole.folder)
     with pytest.raises(RunFolderError, match=r"is not the folder of a sweep"):

@@ -64,7 +64,7 @@ class Attacked:
     @cached_property
     def _spreads(self) -> Mapping[str, Spread]:
         curves = self.curves.values()
-        found = {measure: [getattr(curve, measure) for curve in curves] for measure in MEASURES}
+        found = {measure: [curve.value(measure) for curve in curves] for measure in MEASURES}
         return {measure: Spread.of(values) for measure, values in found.items() if values}
 
     def below(self) -> float | None:

@@ -24,6 +24,7 @@ from holdout.curve_rows import MOVED
 from holdout.errors import RunFolderError
 from holdout.metrics import INITIAL, Metric, metric_of
 from holdout.results import to_json, write_atomic, writing
+from holdout.sweeps.grid import Measure
 
 SCHEMA = 1
 BYTES_MAX = 64 << 20
@@ -79,6 +80,10 @@ class StoredCurve:
     def best(self) -> float:
         """The highest number of any round: what a reader of best checkpoints would be told."""
         return max((value for _, value in self.measured), default=self._least)
+
+    def value(self, measure: Measure) -> float:
+        """One of these three."""
+        return {"final": self.final, "lowest": self.lowest, "best": self.best}[measure]
 
     @property
     def _least(self) -> float:

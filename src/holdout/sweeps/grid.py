@@ -174,9 +174,9 @@ class SweepFile:
             values = merged(values, contender.settings)
         return _with_assumed(values)
 
-    def label(self, places: Sequence[int], point: Sequence[int], *, sep: str = ", ") -> str:
+    def label(self, places: Sequence[int], point: Sequence[int]) -> str:
         """What people call the values of some axes."""
-        return sep.join(self.axes[i].labels[j] for i, j in zip(places, point, strict=True))
+        return ", ".join(self.axes[i].labels[j] for i, j in zip(places, point, strict=True))
 
     def as_dict(self) -> Values:
         """The sweep as plain values: what its folder keeps."""

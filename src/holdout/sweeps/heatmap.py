@@ -16,7 +16,7 @@ from matplotlib.style import context
 from holdout.experiments.figures import DPI
 from holdout.sweeps.cells import Cell, Cells
 from holdout.sweeps.grid import Measure
-from holdout.sweeps.layout import Heading, Layout, layout_of
+from holdout.sweeps.layout import Heading, MapLayout, layout_of
 from holdout.sweeps.shades import ink_on, shade
 from holdout.sweeps.tables import WORDS
 
@@ -88,7 +88,7 @@ def _draw_head(figure: Figure, cells: Cells, measure: Measure, x: float, height:
 
 
 def _draw_panel(
-    axes: Axes, cells: Cells, layout: Layout, panel: Heading, measure: Measure, *, first: bool
+    axes: Axes, cells: Cells, layout: MapLayout, panel: Heading, measure: Measure, *, first: bool
 ) -> None:
     count, width = len(layout.rows), len(layout.columns)
     axes.set(xlim=(0, width), ylim=(count, 0))

@@ -19,7 +19,7 @@ class Heading:
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class MapLayout:
     """The heat maps of a sweep."""
 
     row_title: str
@@ -38,7 +38,7 @@ class Layout:
         return cells.cell(contender, place)
 
 
-def layout_of(file: SweepFile) -> Layout:
+def layout_of(file: SweepFile) -> MapLayout:
     """Rows and columns as the file says; whatever is left makes panels."""
     names = {RULE: [contender_name(contender) for contender in file.contenders]}
     titles, named = {RULE: "rule"}, dict(names)
@@ -61,7 +61,7 @@ def layout_of(file: SweepFile) -> Layout:
             for panel in panels
             for number, label in enumerate(named[key])
         ]
-    return Layout(
+    return MapLayout(
         row_title=titles[rows],
         column_title="" if columns is None else titles[columns],
         rows=tuple(Heading(label, {rows: i}) for i, label in enumerate(names[rows])),
