@@ -18,6 +18,7 @@ from rich.table import Table
 
 from bench import (
     agreement,
+    byzfl_sweep,
     figures,
     flower,
     growth,
@@ -34,7 +35,7 @@ from bench import (
 from bench.measure import Row
 
 MODULES = (scoring, votes, rounds, joint, quick, figures, growth, agreement, flower, node)
-PEERS = (training, rules)
+PEERS = (training, rules, byzfl_sweep)
 """Beside ByzFL and Flower, where those are installed: `make bench` does that."""
 RESULTS = Path(__file__).with_name("results.json")
 CPUINFO = Path("/proc/cpuinfo")
