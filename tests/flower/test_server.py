@@ -332,10 +332,16 @@ def test_nodes_that_vote_but_never_train_are_left_out():
 
     grid.nodes[104] = votes_only
     strategy = HoldOut(
-        num_proposers=6, num_voters=5, seed=1, grace_time=0.05, fraction_evaluate=0.0
+        num_proposers=6, num_voters=5, seed=6, grace_time=0.05, fraction_evaluate=0.0
     )
     strategy.start(grid, arrays(0.0), num_rounds=10)
-    assert max(line["left_out"] for line in strategy._recorder.lines) == 1
+    lines = strategy._recorder.lines
+    trained = [line["round"] for line in lines if 4 in line["proposers"]]
+    # It voted in between, and that did not help it.
+    between = lines[trained[0] : trained[1] - 1]
+    assert any(4 in line["voters"] for line in between)
+    assert [line["left_out"] for line in between] == [0] * len(between)
+    assert lines[trained[1] - 1]["left_out"] == 1
 
 
 def test_a_message_outlives_every_clock_that_is_wrong_by_a_day():

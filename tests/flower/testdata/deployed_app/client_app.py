@@ -1,6 +1,6 @@
 """Clients that lie, get stuck or are killed, by partition; the others are honest.
 
-With liars = "junk": two lie, one will be killed and one will hang. With liars = "bomb": one sends
+With liars = "junk": two lie, one will be killed and one will hang. With liars = "bomb": two send
 what grows when it is decoded, and one will be killed.
 """
 
@@ -14,6 +14,7 @@ from flwr.clientapp import ClientApp
 from holdout.flower import vote_mod
 
 JUNK, NAN, KILLED, HANGING = range(4)
+BOMBERS = (JUNK, NAN)
 LONG = 600.0
 
 app = ClientApp()
@@ -26,7 +27,7 @@ def train(message: Message, context: Context) -> Message:
     arrays = message.content["arrays"]
     values = {name: np.float32(0.5 + 0.5 * array.numpy()) for name, array in arrays.items()}
     trained = {name: Array(value) for name, value in values.items()}
-    if number == JUNK and context.run_config["liars"] == "bomb":
+    if number in BOMBERS and context.run_config["liars"] == "bomb":
         return bomb(message)
     if number == NAN and context.run_config["liars"] == "junk":
         trained = {name: Array(np.full_like(value, np.nan)) for name, value in values.items()}
