@@ -12,10 +12,12 @@ from fractions import Fraction
 from pathlib import Path
 from types import ModuleType
 
+import numpy as np
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, Message
 from flwr.supercore.task_identity import TaskIdentity
 
+from bench import flower_cost, memory
 from bench.measure import Row, seconds
 from holdout.flower import vote
 from holdout.flower.arrays import Layout
@@ -32,10 +34,11 @@ RUN_SECONDS = 900.0
 
 
 def rows() -> list[Row]:
-    """Our round next to Flower's, a vote without and with payload, scoring next to `vote`."""
+    """Our round next to Flower's, a vote without and with payload, scoring next to `vote`, cost."""
     times = _deployed_times()
     scoring = _scoring_times()
     return [
+        *cost_rows(),
         Row(
             "Flower, 4 + 4 nodes, no work: two stock phases / our round",
             times["stock"] / times["ours"],
@@ -50,6 +53,31 @@ def rows() -> list[Row]:
             "Flower, 30 MLPs on 2,000 samples: in-process scorer / client's vote",
             scoring["in process"] / scoring["client"],
             1 / 1.2,
+        ),
+    ]
+
+
+def cost_rows() -> list[Row]:
+    """A joint round at d = 11,000,000, N_p = N_c = 10: what a voter is sent, the server's peak."""
+    with tempfile.TemporaryDirectory() as name:
+        sizes = Path(name) / "sizes.npy"
+        need = memory.of("bench.flower_cost", result=sizes)
+        one, stored = np.load(sizes).tolist()
+    return [
+        Row(
+            "Flower, joint ballots, d = 11,000,000: a model / bytes to a voter",
+            flower_cost.MODEL_BYTES / one,
+            0.999,
+        ),
+        Row(
+            f"Flower, joint ballots, 10 + 10: received updates / server's peak ({need})",
+            flower_cost.RECEIVED_BYTES / need.bytes,
+            1 / 1.5,
+        ),
+        Row(
+            "Flower, joint ballots, 10 + 10: 0.6 GB / bytes of all questions on the SuperLink",
+            0.6e9 / stored,
+            1.0,
         ),
     ]
 

@@ -284,11 +284,17 @@ class Received:
     buffers: Mapping[str, Numbers]
 
 
+def array_records(content: RecordDict) -> dict[str, ArrayRecord]:
+    """The records of arrays; Flower's own view of them outlives its use, and the arrays with it."""
+    return {name: record for name, record in content.items() if isinstance(record, ArrayRecord)}
+
+
 def read_proposal(content: RecordDict, layout: Layout, *, key: str) -> Received | ReplyFault:
     """The weights w_j that a train reply returns: one ArrayRecord, under the usual key."""
-    if list(content.array_records) != [key]:
+    records = array_records(content)
+    if list(records) != [key]:
         return ReplyFault.MALFORMED
-    record = content.array_records[key]
+    record = records[key]
     weights = layout.read(record)
     if isinstance(weights, ReplyFault):
         return weights

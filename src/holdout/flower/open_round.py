@@ -11,7 +11,7 @@ from flwr.serverapp import Grid
 from torch import Tensor
 
 from holdout.custom_code import Kept
-from holdout.flower.arrays import Layout, Numbers, read_proposal
+from holdout.flower.arrays import Layout, Numbers, array_records, read_proposal
 from holdout.flower.exchange import Answers, RejectedReply, ReplyFault
 from holdout.ids import ProposalId, RoundNumber, WorkerId
 from holdout.rounds import (
@@ -88,7 +88,7 @@ class OpenRound:
             if node in answers.contents:
                 content = answers.contents[node]
                 found = read_proposal(content, self.layout, key=key)
-                for name in list(content.array_records):
+                for name in array_records(content):
                     del content[name]
                 if isinstance(found, ReplyFault):
                     faults.append(RejectedReply(node, found.value))
