@@ -2,7 +2,7 @@
 
 A file's Python blocks run in order, in one namespace and an empty folder. A Python or TOML block
 whose first line is `# NAME.py` or `# NAME.toml` is also saved there under that name. Every TOML
-block, a whole config or a part of one, must be accepted as a config.
+block, a whole config or a part of one, must be accepted as a config; one with a grid, as a sweep.
 """
 
 import ast
@@ -18,6 +18,7 @@ import pytest
 from holdout.commands import make_parser
 from holdout.config import parse
 from holdout.dotted import resolve
+from holdout.sweeps.sweep_file import read_sweep
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCS = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
@@ -72,7 +73,9 @@ def save_titled(path: Path, folder: Path) -> None:
             (folder / block.title).write_text(block.text, "utf-8")
 
 
-@pytest.mark.parametrize("path", every_document(with_blocks="python", slow=("docs/tutorial.md",)))
+@pytest.mark.parametrize(
+    "path", every_document(with_blocks="python", slow=("docs/tutorial.md", "docs/sweep.md"))
+)
 def test_python_blocks_run(path, folder):
     save_titled(path, folder)
     namespace = {"__name__": path.stem}
@@ -85,7 +88,12 @@ def test_python_blocks_run(path, folder):
 @pytest.mark.parametrize("path", every_document(with_blocks="toml"))
 def test_toml_blocks_are_configs_or_parts_of_one(path):
     for block in blocks(path, "toml"):
-        parse(tomllib.loads(block.text)).checked()
+        values = tomllib.loads(block.text)
+        if "grid" in values:
+            read_sweep(values)
+            read_sweep(values, quick=True)
+        else:
+            parse(values).checked()
 
 
 @pytest.mark.parametrize("path", every_document())
@@ -103,7 +111,7 @@ def commands(path: Path) -> list[str]:
     shell = text_of(path, "sh").replace("\\\n", " ")
     written = re.findall(r"^ *(holdout .+)$", shell, re.MULTILINE)
     prose = " ".join(FENCE.sub("", path.read_text("utf-8")).split())
-    inline = re.findall(r"`(holdout (?:run|report|plan) [^`]+)`", prose)
+    inline = re.findall(r"`(holdout (?:run|report|plan|sweep) [^`]+)`", prose)
     return [
         command for command in [*written, *inline] if not re.search(r"\[-|\[[A-Z]|\.\.\.", command)
     ]

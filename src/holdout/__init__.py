@@ -37,6 +37,8 @@ __all__ = [
     "RunFolderError",
     "RunWatcher",
     "Stream",
+    "SweepProgress",
+    "SweepResult",
     "TableRow",
     "UserError",
     "Weights",
@@ -51,6 +53,7 @@ __all__ = [
     "rules",
     "run",
     "stream",
+    "sweep",
     "voting",
 ]
 
@@ -76,6 +79,8 @@ if TYPE_CHECKING:
     from holdout.runs import Run
     from holdout.saved_models import Weights
     from holdout.seeds import Stream, stream
+    from holdout.sweeps.runner import SweepResult, sweep
+    from holdout.sweeps.workforce import SweepProgress
     from holdout.workers import HonestWorker, Recipe, Worker
 else:
     __getattr__, __dir__ = lazy.attributes(
@@ -107,6 +112,8 @@ else:
             "holdout.runs": ("Run",),
             "holdout.saved_models": ("Weights",),
             "holdout.seeds": ("Stream", "stream"),
+            "holdout.sweeps.runner": ("SweepResult", "sweep"),
+            "holdout.sweeps.workforce": ("SweepProgress",),
             "holdout.workers": ("HonestWorker", "Recipe", "Worker"),
         },
     )

@@ -105,8 +105,8 @@ def _byzfl_values(options: argparse.Namespace) -> Mapping[str, Any]:
 
 def _sweep(options: argparse.Namespace) -> int:
     values = _values(options)
-    from holdout.sweeps.grid import apply_sweep_settings
     from holdout.sweeps.runner import prepare
+    from holdout.sweeps.sweep_file import apply_sweep_settings
     from holdout.terminal import print_sweep, sweeping
 
     values = apply_sweep_settings(values, options.settings)

@@ -1,8 +1,8 @@
 """Sweeps: one config with lists in place of values; heat maps of the worst attack out.
 
-    grid            a sweep file: axes, contenders, and what to do with them
+    grid, sweep_file   axes, contenders and what to do with them; reading them from a file
     curve_keys      which curve is which: the hash of all that decides its bytes
-    planning        every curve of a sweep, which combinations do not fit, how long it takes
+    planning, estimates   every curve of a sweep, which combinations do not fit, how long it takes
     curve_store     curves that are done, shared by all sweeps; those that are under way
     worker, workforce   curves run in processes of their own
     choosing        hyper-parameters, by the worst attack on seeds of their own

@@ -6,6 +6,7 @@ it is its worst attack: the one with the lowest mean over the seeds.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from statistics import fmean, stdev
 
 from holdout.experiments.curves import name_of
@@ -42,7 +43,7 @@ class Spread:
         return cls(fmean(values), min(values), max(values), deviation, len(values))
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class Attacked:
     """A contender in a cell, under one choice of the adversary."""
 
@@ -58,8 +59,13 @@ class Attacked:
 
     def spread(self, measure: Measure) -> Spread | None:
         """What was measured, over the seeds."""
-        values = [getattr(curve, measure) for curve in self.curves.values()]
-        return Spread.of(values) if values else None
+        return self._spreads.get(measure)
+
+    @cached_property
+    def _spreads(self) -> Mapping[str, Spread]:
+        curves = self.curves.values()
+        found = {measure: [curve.value(measure) for curve in curves] for measure in MEASURES}
+        return {measure: Spread.of(values) for measure, values in found.items() if values}
 
     def below(self) -> float | None:
         """How far the final number is below that of the mean without attack, over common seeds."""
@@ -74,7 +80,7 @@ class Attacked:
         return sum(curve.diverged for curve in self.curves.values())
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class Cell:
     """A contender at the values of a cell, under everything that the adversary may choose."""
 
@@ -104,7 +110,7 @@ class Cell:
         worst = self.worst("final")
         return None if worst is None else worst.below()
 
-    @property
+    @cached_property
     def problem(self) -> str | None:
         """Why nothing of it can be run, if so."""
         problems = [attacked.problem for attacked in self.attacks]
@@ -116,7 +122,7 @@ class Cell:
         return sum(self.seeds - len(a.curves) for a in self.attacks if a.problem is None)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class Cells:
     """All cells of a sweep."""
 
@@ -140,6 +146,17 @@ class Cells:
 
     def best(self, place: Point, measure: Measure) -> Cell | None:
         """The contender whose worst attack leaves most; the first of several."""
+        return self._best[place, measure]
+
+    @cached_property
+    def _best(self) -> Mapping[tuple[Point, str], Cell | None]:
+        return {
+            (place, measure): self._find_best(place, measure)
+            for place in self.places
+            for measure in MEASURES
+        }
+
+    def _find_best(self, place: Point, measure: Measure) -> Cell | None:
         found = [
             cell
             for contender in self.contenders
@@ -150,7 +167,8 @@ class Cells:
     def place_label(self, place: Point) -> str:
         """What people call the values of a cell."""
         axes = [self.file.axes[i] for i in self.file.cell_axes]
-        return ", ".join(axis.named(j) for axis, j in zip(axes, place, strict=True))
+        pairs = zip(axes, place, strict=True)
+        return ", ".join(axis.named(j) for axis, j in pairs if len(axis.values) > 1)
 
     def name(self, contender: Contender) -> str:
         """What people call a contender."""

@@ -61,7 +61,7 @@ def _scorer(
             curve = store.read(wanted.key) if isinstance(wanted, WantedCurve) else None
             if curve is None:
                 return None
-            values.append(float(getattr(curve, file.settings.measure)))
+            values.append(curve.value(file.settings.measure))
         return fmean(values)
 
     return score

@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from holdout.curve_rows import MOVED
 from holdout.errors import RunFolderError
 from holdout.metrics import INITIAL, Metric, metric_of
 from holdout.results import to_json, write_atomic, writing
+from holdout.sweeps.grid import Measure
 
 SCHEMA = 1
 BYTES_MAX = 64 << 20
@@ -31,7 +33,7 @@ TIMINGS_MAX = 4 << 20
 WAIT_SECONDS = 0.2
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class StoredCurve:
     """What the store keeps of a curve."""
 
@@ -42,7 +44,7 @@ class StoredCurve:
     empty_rounds: int
     seconds: float
 
-    @property
+    @cached_property
     def metric(self) -> Metric:
         """What it is compared by."""
         return metric_of(self.rows)
@@ -52,6 +54,7 @@ class StoredCurve:
         """Whether it ended in numbers that are not finite."""
         return bool(self.rows[-1]["outcome"] == "diverged")
 
+    @cached_property
     def measured(self) -> list[tuple[int, float]]:
         """Each round after which it was measured, and what came out; round 0 is not among them."""
         key = self.metric.key
@@ -60,7 +63,7 @@ class StoredCurve:
     @property
     def final(self) -> float:
         """The last number; of a curve that diverged, the least there is."""
-        return self._least if self.diverged or not self.measured() else self.measured()[-1][1]
+        return self._least if self.diverged or not self.measured else self.measured[-1][1]
 
     @property
     def lowest(self) -> float:
@@ -70,13 +73,17 @@ class StoredCurve:
         """
         if self.diverged:
             return self._least
-        late = [value for number, value in self.measured() if 2 * number >= self.rounds]
+        late = [value for number, value in self.measured if 2 * number >= self.rounds]
         return min(late, default=self._least)
 
     @property
     def best(self) -> float:
         """The highest number of any round: what a reader of best checkpoints would be told."""
-        return max((value for _, value in self.measured()), default=self._least)
+        return max((value for _, value in self.measured), default=self._least)
+
+    def value(self, measure: Measure) -> float:
+        """One of these three."""
+        return {"final": self.final, "lowest": self.lowest, "best": self.best}[measure]
 
     @property
     def _least(self) -> float:

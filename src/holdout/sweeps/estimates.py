@@ -64,7 +64,7 @@ def bytes_of(config: Config) -> int:
     return CURVE_BYTES + POINT_BYTES * points
 
 
-class Pace:
+class CurvePace:
     """How the seconds that curves took compare with what was guessed."""
 
     def __init__(self, timings: Iterable[Mapping[str, Any]]) -> None:

@@ -16,7 +16,7 @@ from matplotlib.style import context
 from holdout.experiments.figures import DPI
 from holdout.sweeps.cells import Cell, Cells
 from holdout.sweeps.grid import Measure
-from holdout.sweeps.layout import Layout, Line, layout_of
+from holdout.sweeps.layout import Heading, MapLayout, layout_of
 from holdout.sweeps.shades import ink_on, shade
 from holdout.sweeps.tables import WORDS
 
@@ -26,7 +26,7 @@ LABEL_INCHES = 0.078
 """The width of a letter of a row's name."""
 WIDTH_MAX = 14.0
 HEAD_INCHES = 0.3
-ATTACK_CHARACTERS = 17
+ATTACK_CHARACTERS = 19
 SETTINGS: list[Any] = [
     "default",
     {"font.size": 8.5, "axes.titlesize": 9, "pdf.fonttype": 42, "svg.hashsalt": "holdout"},
@@ -88,7 +88,7 @@ def _draw_head(figure: Figure, cells: Cells, measure: Measure, x: float, height:
 
 
 def _draw_panel(
-    axes: Axes, cells: Cells, layout: Layout, panel: Line, measure: Measure, *, first: bool
+    axes: Axes, cells: Cells, layout: MapLayout, panel: Heading, measure: Measure, *, first: bool
 ) -> None:
     count, width = len(layout.rows), len(layout.columns)
     axes.set(xlim=(0, width), ylim=(count, 0))
@@ -136,8 +136,9 @@ def _draw_cell(
     axes.text(
         x + 0.5, y + 0.36, f"{number}{mark}", ha="center", va="center", color=ink, weight=weight
     )
-    attack = textwrap.shorten(worst.label, ATTACK_CHARACTERS, placeholder="…") or worst.label
-    attack = attack[:ATTACK_CHARACTERS]
+    attack = worst.label
+    if len(attack) > ATTACK_CHARACTERS:
+        attack = f"{attack[: ATTACK_CHARACTERS - 1].rstrip(', ')}…"
     axes.text(x + 0.5, y + 0.74, _plain(attack), ha="center", va="center", fontsize=6.2, color=ink)
 
 

@@ -21,7 +21,7 @@ from holdout.sweeps.cells import MEASURES, Attacked, Cell, Cells
 from holdout.sweeps.curve_store import StoredCurve
 from holdout.sweeps.grid import Measure
 from holdout.sweeps.heatmap import share_of
-from holdout.sweeps.layout import Layout, Line, layout_of
+from holdout.sweeps.layout import Heading, MapLayout, layout_of
 from holdout.sweeps.shades import ink_on, shade
 from holdout.sweeps.tables import WORDS, problems_of
 from holdout.sweeps.workforce import FailedCurve
@@ -161,11 +161,13 @@ def _scale(cells: Cells) -> str:
     )
 
 
-def _maps(cells: Cells, layout: Layout, kind: str, numbers: Mapping[int, int]) -> str:
+def _maps(cells: Cells, layout: MapLayout, kind: str, numbers: Mapping[int, int]) -> str:
     return "".join(_panel(cells, layout, panel, kind, numbers) for panel in layout.panels)
 
 
-def _panel(cells: Cells, layout: Layout, panel: Line, kind: str, numbers: Mapping[int, int]) -> str:
+def _panel(
+    cells: Cells, layout: MapLayout, panel: Heading, kind: str, numbers: Mapping[int, int]
+) -> str:
     heads = "".join(f'<th scope="col">{html.escape(c.label)}</th>' for c in layout.columns)
     over = (
         f'<tr><td></td><th class="over" colspan="{len(layout.columns)}">'
@@ -186,7 +188,7 @@ def _panel(cells: Cells, layout: Layout, panel: Line, kind: str, numbers: Mappin
     )
 
 
-def _box(cells: Cells, layout: Layout, cell: Cell, kind: str, number: int) -> str:
+def _box(cells: Cells, layout: MapLayout, cell: Cell, kind: str, number: int) -> str:
     measure: Measure = kind if kind in MEASURES else "final"
     metric, spread, worst = cells.metric, cell.value(measure), cell.worst(measure)
     below = cell.below() if kind == BELOW else None
@@ -266,7 +268,7 @@ class _Lines:
             initial = curve.rows[0].get(INITIAL)
             if isinstance(initial, Mapping) and initial.get(self._key) is not None:
                 found.setdefault(0, []).append(initial[self._key])
-            for number, value in curve.measured():
+            for number, value in curve.measured:
                 found.setdefault(number, []).append(value)
         if not found:
             return None

@@ -5,7 +5,7 @@ begun. A combination that cannot be, such as a rule that does not work with so m
 at its cell, and the rest is run.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
@@ -109,15 +109,14 @@ class SweepPlan:
         return {key[:2]: unit for key, unit in self.units.items() if isinstance(unit, str)}
 
 
-def plan_sweep(file: SweepFile, *, say: Callable[[str], None] | None = None) -> SweepPlan:
+def plan_sweep(file: SweepFile) -> SweepPlan:
     """Look everything up, load the data, and name every curve; all mistakes are one ConfigError."""
-    return _Planner(file, say).plan()
+    return _Planner(file).plan()
 
 
 class _Planner:
-    def __init__(self, file: SweepFile, say: Callable[[str], None] | None) -> None:
+    def __init__(self, file: SweepFile) -> None:
         self.file = file
-        self.say = say
         self.datasets: dict[str, tuple[Dataset, str]] = {}
         self.mistakes: list[str] = []
         self.rules = [contender.rule for contender in file.contenders]

@@ -12,10 +12,11 @@ from holdout.folder_names import claim_path, last_path
 from holdout.sweeps.cells import Cells, gather
 from holdout.sweeps.choosing import choose, reported_points
 from holdout.sweeps.curve_store import CurveStore
-from holdout.sweeps.estimates import Pace, duration, spread_over
-from holdout.sweeps.grid import SweepFile, apply_sweep_settings, read_sweep
+from holdout.sweeps.estimates import CurvePace, duration, spread_over
+from holdout.sweeps.grid import SweepFile
 from holdout.sweeps.outputs import write_outputs
 from holdout.sweeps.planning import Curves, SweepPlan, WantedCurve, plan_sweep
+from holdout.sweeps.sweep_file import apply_sweep_settings, read_sweep
 from holdout.sweeps.sweep_folder import STORE, open_folder, read_folder, write_failed
 from holdout.sweeps.tables import table_rows
 from holdout.sweeps.workforce import FailedCurve, SweepProgress, run_curves
@@ -73,6 +74,11 @@ class SweepResult:
     """What a sweep gave.
 
     `rows` are those of `table.csv`: one for each rule, cell and choice of the adversary.
+
+    Example:
+        >>> import holdout, pathlib
+        >>> holdout.SweepResult(pathlib.Path("runs/shares"), [], [], 12, cells=None)
+        <SweepResult 'runs/shares': 12 curves>
     """
 
     folder: Path
@@ -122,10 +128,16 @@ def sweep(
         say: Called with each note.
 
     Example:
-        >>> import holdout
-        >>> result = holdout.sweep("shares.toml", quick=True)  # doctest: +SKIP
-        >>> [(row["rule"], row["final"]) for row in result.rows if row["worst"]]  # doctest: +SKIP
-        [('mean', 0.113), ('holdout', 0.871)]
+        >>> import holdout, tempfile
+        >>> setting = {
+        ...     "experiment": {"rules": ["mean"], "rounds": 1, "baseline": False},
+        ...     "data": {"name": "mnist-5k", "samples_per_worker": 40},
+        ...     "federation": {"workers": 9, "proposers": 4, "voters": 4},
+        ...     "grid": {"attack.name": ["sign-flip"]},
+        ... }
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     holdout.sweep(setting, out=f"{folder}/shares").rows[0]["attack.name"]
+        'sign-flip'
     """
     values = apply_sweep_settings(values_of(config), list(settings))
     prepared = prepare(values, quick=quick, out=out, store=store, jobs=jobs, resume=resume)
@@ -159,7 +171,7 @@ class Prepared:
     store: CurveStore
     jobs: int
     resume: bool
-    pace: Pace
+    pace: CurvePace
 
     @property
     def file(self) -> SweepFile:
@@ -306,5 +318,5 @@ def prepare(
         store=where,
         jobs=jobs or cores(),
         resume=resume,
-        pace=Pace(where.timings()),
+        pace=CurvePace(where.timings()),
     )

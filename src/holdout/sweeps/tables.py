@@ -7,7 +7,7 @@ from typing import Any
 
 from holdout.sweeps.cells import MEASURES, Attacked, Cell, Cells
 from holdout.sweeps.grid import Measure
-from holdout.sweeps.layout import Layout, layout_of
+from holdout.sweeps.layout import MapLayout, layout_of
 from holdout.sweeps.workforce import FailedCurve
 
 WORDS: Mapping[str, str] = {
@@ -112,7 +112,7 @@ def table_tex(cells: Cells) -> str:
     return "\n".join([*lines, "\\bottomrule", "\\end{tabular}", ""])
 
 
-def _tex_cell(cells: Cells, layout: Layout, cell: Cell, measure: Measure) -> str:
+def _tex_cell(cells: Cells, layout: MapLayout, cell: Cell, measure: Measure) -> str:
     spread = cell.value(measure)
     if spread is None:
         return "--"

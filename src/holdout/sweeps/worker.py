@@ -35,7 +35,7 @@ from holdout.sweeps.curve_store import CurveStore
 TELL_SECONDS = 0.5
 
 
-class Worker:
+class CurveWorker:
     """Runs curves and reports."""
 
     def __init__(self, reports: int) -> None:
@@ -145,7 +145,7 @@ def main() -> None:
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)
     os.dup2(2, 1)
-    worker = Worker(int(sys.argv[1]))
+    worker = CurveWorker(int(sys.argv[1]))
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, worker.stop)
     torch.set_num_threads(THREADS)

@@ -18,7 +18,7 @@ from typing import Any
 
 from holdout.errors import WriteError
 from holdout.sweeps.curve_store import CurveStore
-from holdout.sweeps.estimates import Pace, spread_over
+from holdout.sweeps.estimates import CurvePace, spread_over
 from holdout.sweeps.planning import WantedCurve
 
 STOP_SECONDS = 120.0
@@ -32,6 +32,7 @@ class SweepProgress:
     """Where a sweep is.
 
     Example:
+        >>> from holdout import SweepProgress
         >>> print(SweepProgress(3, 10, 0, 95.0, "krum (alie, seed 0)"))
         3 of 10 curves, 2 min left: krum (alie, seed 0)
     """
@@ -41,6 +42,7 @@ class SweepProgress:
     total: int
     """Curves that the sweep needs so far as is known."""
     failed: int
+    """Curves that failed."""
     seconds_left: float
     """An estimate."""
     latest: str
@@ -125,7 +127,7 @@ def run_curves(
     store: CurveStore,
     *,
     jobs: int,
-    pace: Pace,
+    pace: CurvePace,
     watch: Callable[[SweepProgress], None],
     before: int = 0,
 ) -> list[FailedCurve]:
@@ -149,7 +151,7 @@ class _Force:
         store: CurveStore,
         *,
         jobs: int,
-        pace: Pace,
+        pace: CurvePace,
         watch: Callable[[SweepProgress], None],
         before: int,
     ) -> None:
@@ -164,7 +166,7 @@ class _Force:
         self.told = 0.0
 
     @staticmethod
-    def _expected(curve: WantedCurve, pace: Pace) -> float:
+    def _expected(curve: WantedCurve, pace: CurvePace) -> float:
         return pace.seconds(curve.rule, curve.attack, curve.guessed)
 
     def run(self) -> list[FailedCurve]:
