@@ -25,7 +25,8 @@ from flwr.supercore.task_identity import TaskIdentity
 from torch import Tensor
 
 from holdout.data.datasets import load
-from holdout.flower.strategy import HoldOut, Robust
+from holdout.flower.robust import Robust
+from holdout.flower.strategy import HoldOut
 from holdout.seeds import stream
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "results" / "flower.md"

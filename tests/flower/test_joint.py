@@ -21,6 +21,7 @@ from tests.flower.flower_grid import (
 )
 
 from holdout.flower import HoldOut, vote_mod
+from holdout.flower.base import CLOCK_ERROR_MAX
 from holdout.flower.joint import FAR, hold_joint_vote
 from holdout.ids import ProposalId, WorkerId
 from holdout.joint_vote import JointMemory
@@ -83,11 +84,11 @@ def test_no_client_can_tell_what_it_was_drawn_for():
     strategy = joint()
     grid = FakeGrid({node: trains_only(1.0) for node in NODES})
     asked = strategy.configure_train(1, arrays(0.0), ConfigRecord(), grid)
-    kinds = {
-        (m.metadata.message_type, m.metadata.ttl, m.metadata.group_id, tuple(m.content))
-        for m in asked
-    }
+    kinds = {(m.metadata.message_type, m.metadata.group_id, tuple(m.content)) for m in asked}
     assert len(kinds) == 1
+    # The lifetimes are random, and are so for all alike.
+    least = strategy.propose_timeout + CLOCK_ERROR_MAX
+    assert all(least <= m.metadata.ttl < least + 1 for m in asked)
     assert [m.metadata.dst_node_id for m in asked] == NODES
     assert {*strategy._open.proposers, *strategy._open.voters} == set(NODES)
     assert all(m.content is asked[0].content for m in asked)

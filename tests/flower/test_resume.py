@@ -140,7 +140,7 @@ def test_what_a_rule_keeps_is_kept(tmp_path, monkeypatch):
         return updates.mean(dim=0)
 
     table = {**RULES, "counting": custom_rule(counting, "counting")}
-    monkeypatch.setattr("holdout.flower.strategy.find_rule", table.get)
+    monkeypatch.setattr("holdout.flower.robust.find_rule", table.get)
     strategy = Robust(rule="counting", seed=0, run_folder=tmp_path / "run", grace_time=0.05)
     grid = FakeGrid(dict.fromkeys(range(1, 7), as_node(client_app(1.0, mods=[vote_mod]))))
     strategy.start(grid, arrays(0.0), num_rounds=2)

@@ -44,6 +44,7 @@ def silent(_message):
 
 def holdout(**changes) -> HoldOut:
     settings = {"num_proposers": 5, "num_voters": 5, "seed": 1, "fraction_evaluate": 0.0}
+    settings["ballots"] = "approvals"
     return HoldOut(**{**settings, "connect_timeout": 0.05, **changes})
 
 
@@ -318,7 +319,12 @@ def test_the_timeout_of_start_bounds_every_phase():
 
     grid.nodes = dict.fromkeys(grid.nodes, trains_only)
     strategy = HoldOut(
-        num_proposers=5, num_voters=5, seed=1, vote_timeout=HOUR, propose_timeout=HOUR
+        ballots="approvals",
+        num_proposers=5,
+        num_voters=5,
+        seed=1,
+        vote_timeout=HOUR,
+        propose_timeout=HOUR,
     )
     result = strategy.start(grid, arrays(0.0), num_rounds=1, timeout=0.2)
     assert result.train_metrics_clientapp[1]["holdout-ballots-rejected-missing"] == 5
@@ -332,7 +338,12 @@ def test_nodes_that_vote_but_never_train_are_left_out():
 
     grid.nodes[104] = votes_only
     strategy = HoldOut(
-        num_proposers=6, num_voters=5, seed=6, grace_time=0.05, fraction_evaluate=0.0
+        ballots="approvals",
+        num_proposers=6,
+        num_voters=5,
+        seed=6,
+        grace_time=0.05,
+        fraction_evaluate=0.0,
     )
     strategy.start(grid, arrays(0.0), num_rounds=10)
     lines = strategy._recorder.lines

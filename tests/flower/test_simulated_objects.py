@@ -102,7 +102,8 @@ def test_the_same_in_place_of_a_ballot(kind):
             OBJECTS[kind](reply)
 
     grid, _ = federation(change)
-    strategy = HoldOut(num_proposers=6, num_voters=6, seed=1, min_ballots=1, vote_timeout=20)
+    settings = {"ballots": "approvals", "min_ballots": 1, "vote_timeout": 20}
+    strategy = HoldOut(num_proposers=6, num_voters=6, seed=1, **settings)
     result = strategy.start(grid, arrays(0.0), num_rounds=2)
     assert result.rounds == 2
     assert all(m["holdout-step"] == 1 for m in result.train_metrics_clientapp.values())

@@ -145,7 +145,7 @@ def test_a_rule_on_flower_keeps_its_state_from_round_to_round(monkeypatch):
         return updates.mean(dim=0)
 
     table = {**RULES, "counting": custom_rule(counting, "counting")}
-    monkeypatch.setattr("holdout.flower.strategy.find_rule", table.get)
+    monkeypatch.setattr("holdout.flower.robust.find_rule", table.get)
     strategy = Robust(rule="counting", byzantine_fraction=0.2, seed=0, fraction_evaluate=0.0)
     for _ in range(2):
         seen.clear()

@@ -1,7 +1,7 @@
 """HoldOut SGD on Flower: a strategy in place of `FedAvg`, and the voter's side of it.
 
     HoldOut         the vote, as a strategy                                  (strategy)
-    Robust          a baseline rule with the same checks of every reply      (strategy)
+    Robust          a baseline rule with the same checks of every reply      (robust)
     vote_mod        lets an ordinary `@app.evaluate()` vote                  (client)
     vote            the fast path: all candidates in one batched evaluation  (torch_vote)
 
@@ -41,14 +41,16 @@ except ModuleNotFoundError as error:  # pragma: no cover
 
 if TYPE_CHECKING:
     from holdout.flower.client import VoteMod, vote_mod
-    from holdout.flower.strategy import HoldOut, Robust
+    from holdout.flower.robust import Robust
+    from holdout.flower.strategy import HoldOut
     from holdout.flower.torch_vote import vote
 else:
     __getattr__, __dir__ = lazy.attributes(
         __name__,
         {
             "holdout.flower.client": ("VoteMod", "vote_mod"),
-            "holdout.flower.strategy": ("HoldOut", "Robust"),
+            "holdout.flower.robust": ("Robust",),
+            "holdout.flower.strategy": ("HoldOut",),
             "holdout.flower.torch_vote": ("vote",),
         },
     )

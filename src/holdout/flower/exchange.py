@@ -428,7 +428,7 @@ def _failure(asked: Message, code: int, reason: str) -> Message:
 
 def _may_answer(reply: Any, question: Metadata) -> bool:
     sender = reply.metadata.src_node_id
-    return bool(sender == question.dst_node_id or (reply.has_error() and sender == _SUPERLINK_NODE))
+    return sender == question.dst_node_id or bool(reply.has_error() and sender == _SUPERLINK_NODE)
 
 
 def _read(reply: Any, question: Metadata) -> RecordDict | RejectedReply:
