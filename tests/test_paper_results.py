@@ -40,7 +40,10 @@ def test_a_page_holds_exactly_what_the_results_give(page):
 
 
 def test_every_page_of_results_is_generated():
-    assert sorted(path.name for path in RESULTS.rglob("*.md")) == PAGES
+    made_elsewhere = {"flower.md"}  # By tools/flower_attacks.py, from runs of its own.
+    found = {path.name for path in RESULTS.rglob("*.md")}
+    assert sorted(found - made_elsewhere) == PAGES
+    assert made_elsewhere <= found
 
 
 @pytest.mark.parametrize("page", FINDINGS)

@@ -90,12 +90,12 @@ def guard(what: str, action: Callable[[], Any], code: object = None) -> Any:
         raise PluginError(message, failure_of("run", what, error).traceback) from error
 
 
-def counted(kind: str, what: str, error: PluginError) -> Failure:
-    """The failure to count in a round's record; raises the error if no custom code is to blame."""
+def counted(kind: str, error: PluginError) -> Failure:
+    """The failure to count in a round's record; raises the error if no custom code raised it."""
     cause = error.__cause__
     if cause is None or place_of(cause) is None:
         raise error
-    return failure_of(kind, what, cause)
+    return failure_of(kind, str(error).partition(" raised ")[0], cause)
 
 
 def _version(tensor: Tensor) -> int:

@@ -131,8 +131,8 @@ def fit_line(points: Iterable[tuple[float, float]]) -> DissimilarityFit | None:
     Only one of the two can come out negative where no x and y is; it is 0 then, and the other
     the best without it.
 
-    >>> fit_line([(0.0, 1.0), (1.0, 3.0), (2.0, 5.0)])
-    DissimilarityFit(g2=1.0, b2=2.0, g2_bound=1.0, rounds=3)
+    >>> fit_line([(0.0, 2.0), (2.0, 4.0)])
+    DissimilarityFit(g2=2.0, b2=1.0, g2_bound=2.0, rounds=2)
     """
     found = [point for point in points if all(map(math.isfinite, point))]
     if not found:

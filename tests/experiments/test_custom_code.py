@@ -298,7 +298,7 @@ def test_a_rule_that_raises_late_is_counted_and_leaves_its_traceback(command):
     assert summary["custom_errors"]["count"] == 1
     assert "updates @ updates" in summary["custom_errors"]["first"]["traceback"]
     assert summary["curves"][-1]["outcome"] == "completed"
-    assert any("the custom rule raised in some rounds" in note for note in summary["notes"])
+    assert any("custom code raised while the rule was applied" in note for note in summary["notes"])
     assert "updates @ updates" in Path("run/report.html").read_text()
     attacked = [row for row in results.read_run("run").rows if row["rule"] == "my_code:late"]
     assert [row["outcome"] for row in attacked] == ["step", "raised", "step"]
@@ -322,7 +322,12 @@ def test_an_attack_that_raises_is_counted_and_its_liars_are_silent(command):
     ("rule", "attack", "says", "place"),
     [
         ("mean", "my_code:attack", "the attack raised", "return view.nothing\n"),
-        ("my_code:never", "sign-flip", "the custom rule raised", "return updates @ updates.T.T\n"),
+        (
+            "my_code:never",
+            "sign-flip",
+            "custom code raised, while the rule was applied,",
+            "return updates @ updates.T.T\n",
+        ),
     ],
 )
 def test_custom_code_that_raises_in_every_round_fails_the_run(command, rule, attack, says, place):

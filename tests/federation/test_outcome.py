@@ -141,13 +141,23 @@ def test_who_is_not_omniscient_foresees_something_else(rule, knowledge, scene, p
     [
         (lambda updates, *, f: updates[:, :-f], "must return floats of shape"),
         (lambda updates, *, f: [f, updates], "must return floats of shape"),
-        (lambda updates, *, f: updates.no_such_thing(f), "raised AttributeError"),
     ],
 )
 def test_what_is_wrong_with_a_custom_rule_is_said_of_the_rule(made, message, scene, play):
     federation, curve = scene("mine", plugins={"rules": {"mine": made}})
     with pytest.raises(Exception, match=f"rule 'mine' {message}"):
         play(federation, replace(curve, act=Foreseen(copies)))
+
+
+def test_a_custom_rule_that_raises_when_it_is_tried_is_counted_under_its_name(scene, play):
+    def made(updates, *, f):
+        return updates.no_such_thing(f)
+
+    federation, curve = scene("mine", plugins={"rules": {"mine": made}})
+    (record,), _ = play(federation, replace(curve, act=Foreseen(copies)))
+    assert [failure.kind for failure in record.custom_errors] == ["lie", "aggregate"]
+    for failure in record.custom_errors:
+        assert str(failure).startswith("rule 'mine' raised AttributeError")
 
 
 def test_a_composed_rule_of_ones_own_is_foreseen_as_well(scene, play):

@@ -30,7 +30,7 @@ def partitions(folder):
     return {numbers[node]: partition for partition, node in held.items()}
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_liars_a_killed_node_and_a_hanging_one_stop_nobody(tmp_path):
     deploy = load_deploy()
     with deploy.deployed(tmp_path, NODES) as deployment:

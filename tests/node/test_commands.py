@@ -104,7 +104,7 @@ def test_parameters_come_from_options_a_file_or_the_tables(tmp_path, capsys):
         (("network", "create", "x"), "--members"),
         (("network", "create", "x", "--beacon", "00"), "beacon"),
         (("localnet", "--nodes", "3", "--byzantine", "1"), "3B + 1"),
-        (("localnet", "--lies", "nonsense"), "there is no lie"),
+        (("localnet", "--lies", "gibberish"), "there is no lie"),
         (("localnet", "--byzantine", "some"), "--byzantine"),
         (("localnet", "--byzantine", "1", "--attack", "nonsense"), "there is no attack"),
         (("node", "init", "x", "--name", "a", "--address", "h:99999"), "address"),

@@ -48,7 +48,14 @@ def test_a_small_network_with_a_liar_learns_and_is_verified(tmp_path):
     assert processes_below(folder) == []
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize(
+    "number",
+    [
+        signal.SIGINT,
+        pytest.param(signal.SIGTERM, marks=pytest.mark.soak),
+        pytest.param(signal.SIGKILL, marks=pytest.mark.soak),
+    ],
+)
 def test_ended_in_the_middle_it_leaves_nobody_behind(tmp_path, number):
     if not Path("/proc/self/cmdline").exists():
         pytest.skip("processes cannot be listed here")

@@ -14,7 +14,7 @@ from holdout.node.runtime.measure import (
     TimedVerifier,
     stopwatch,
 )
-from holdout.node.runtime.status import memory_bytes, prometheus
+from holdout.node.runtime.status import memory_bytes
 
 
 def test_idle_time_is_charged_to_what_ended_it():
@@ -55,17 +55,6 @@ def test_cryptography_is_timed_and_answers_as_ever():
 def test_memory_is_that_of_the_process():
     assert 1 << 20 < memory_bytes(os.getpid()) < 1 << 36
     assert memory_bytes(1 << 30) == 0
-
-
-def test_metrics_are_in_the_text_format():
-    text = prometheus({"round": 3, "rejected_total": {"stale": 2, "malformed": 1}}, "alice")
-    assert text.splitlines() == [
-        "# TYPE holdout_round gauge",
-        'holdout_round{node="alice"} 3',
-        "# TYPE holdout_rejected_total counter",
-        'holdout_rejected_total{node="alice",kind="malformed"} 1',
-        'holdout_rejected_total{node="alice",kind="stale"} 2',
-    ]
 
 
 def test_an_event_is_one_line_and_quiet_levels_are_left_out():

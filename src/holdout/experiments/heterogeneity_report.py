@@ -114,7 +114,9 @@ def judges_html(run: Run) -> str:
     if not shares or text is None:
         return ""
     sentence = html.escape(f"{text[0].upper()}{text[1:]}.")
-    return f"<p>{sentence}</p>" + (_picture(run, shares) if len(shares) <= CLASSES_MAX else "")
+    picture = _picture(run, shares) if len(shares) <= CLASSES_MAX else ""
+    frame = 'class="scroll" tabindex="0" role="group" aria-label="Who can judge which class"'
+    return f"<div {frame}><p>{sentence}</p>{picture}</div>"
 
 
 def _picture(run: Run, shares: Sequence[float]) -> str:

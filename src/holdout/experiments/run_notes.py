@@ -83,7 +83,7 @@ def notes_on_curves(curves: Sequence[CurveResult], config: Mapping[str, Any]) ->
         "more than a tenth of the honest proposals are missing, since custom workers failed: {}": (
             those(lambda curve: curve.honest_missing > MISSING_MAX, curves)
         ),
-        "the custom rule raised in some rounds, in which there was no step: {}": those(
+        "custom code raised while the rule was applied, so some rounds made no step: {}": those(
             lambda curve: bool(_raised(curve, "aggregate")), curves
         ),
         "the attack raised in some rounds, in which the liars were silent: {}": those(
@@ -128,7 +128,7 @@ def _broken(curve: CurveResult, settings: Mapping[str, Any]) -> str | None:
     if curve.honest_missing == 1:
         return "no honest proposal arrived in any round"
     if len(_raised(curve, "aggregate")) == len(curve.rounds):
-        return "the custom rule raised in every round"
+        return "custom code raised, while the rule was applied, in every round"
     asked = [line for line in _lying(curve, settings) if line.get("byzantine_proposers")]
     if asked and len(_raised(curve, "lie")) == len(asked):
         return "the attack raised in every round"

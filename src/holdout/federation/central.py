@@ -203,7 +203,7 @@ def _aggregate(
             name, lambda: apply_rule(admitted, rule, f=f, context=context), rule.function
         )
     except PluginError as error:
-        failures.append(counted(AGGREGATE, name, error))
+        failures.append(counted(AGGREGATE, error))
         return Decision(Outcome.RAISED), setup.state.rule_state
     decision = replace(decision, void_ballots=tuple(voters.void.items()))
     kept = checked_copy(name, context.state)

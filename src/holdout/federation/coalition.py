@@ -259,7 +259,7 @@ def tell_lies(coalition: Coalition, deployed: Deployed) -> Lies:
         try:
             made = guard(name, lambda: act(shown), act)
         except PluginError as error:
-            return Lies([None] * count, None, failures=[counted(LIE, name, error)])
+            return Lies([None] * count, None, failures=[counted(LIE, error)])
     lie = made if isinstance(made, Lie) else Lie(made)
     if custom:
         copies: Any = own_copies(lie.updates), own_copies(lie.messages)

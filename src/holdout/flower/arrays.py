@@ -49,7 +49,7 @@ _HEADER = re.compile(
 )
 
 
-class Role(StrEnum):
+class ArrayRole(StrEnum):
     """What becomes of an array."""
 
     TRAINED = "trained"
@@ -64,7 +64,7 @@ class Layout:
     names: tuple[str, ...]
     shapes: tuple[tuple[int, ...], ...]
     dtypes: tuple[str, ...]
-    roles: tuple[Role, ...]
+    roles: tuple[ArrayRole, ...]
 
     @classmethod
     def of(
@@ -100,7 +100,7 @@ class Layout:
         """The inverse of `to_json`."""
         values = json.loads(text)
         shapes = tuple(tuple(shape) for shape in values["shapes"])
-        roles = tuple(Role(role) for role in values["roles"])
+        roles = tuple(ArrayRole(role) for role in values["roles"])
         return cls(tuple(values["names"]), shapes, tuple(values["dtypes"]), roles)
 
     def to_json(self) -> str:
@@ -111,7 +111,7 @@ class Layout:
     @property
     def trained(self) -> list[tuple[str, tuple[int, ...], str]]:
         """Name, shape and dtype of the arrays that are part of the vector."""
-        return self._in(Role.TRAINED)
+        return self._in(ArrayRole.TRAINED)
 
     @property
     def dimension(self) -> int:
@@ -121,7 +121,9 @@ class Layout:
     def read_numbers(self, arrays: ArrayRecord) -> Numbers | ReplyFault:
         """The vector (d,) of float32 that arrays from outside hold, or what is wrong with them."""
         needed = {
-            name for name, role in zip(self.names, self.roles, strict=True) if role != Role.KEPT
+            name
+            for name, role in zip(self.names, self.roles, strict=True)
+            if role != ArrayRole.KEPT
         }
         if not needed <= set(arrays) <= set(self.names):
             return ReplyFault.MALFORMED
@@ -140,7 +142,7 @@ class Layout:
     def read_buffers(self, arrays: ArrayRecord) -> dict[str, Numbers] | ReplyFault:
         """The buffers that arrays from outside hold, or what is wrong with them."""
         found: dict[str, Numbers] = {}
-        for name, shape, dtype in self._in(Role.BUFFER):
+        for name, shape, dtype in self._in(ArrayRole.BUFFER):
             part = _read_array(arrays[name], shape, kind=np.dtype(dtype).kind)
             if isinstance(part, ReplyFault):
                 return part
@@ -159,7 +161,7 @@ class Layout:
         """
         cut = min(cut, (len(held) - 1) // 2)
         averaged: dict[str, Array] = {}
-        for name, _, dtype in self._in(Role.BUFFER):
+        for name, _, dtype in self._in(ArrayRole.BUFFER):
             if not held:
                 break
             stacked = np.stack([one[name] for one in held]).astype(np.float64)
@@ -194,7 +196,7 @@ class Layout:
         start = 0
         rows = zip(self.names, self.shapes, self.dtypes, self.roles, strict=True)
         for name, shape, dtype, role in rows:
-            if role != Role.TRAINED:
+            if role != ArrayRole.TRAINED:
                 filled[name] = others[name]
                 continue
             stop = start + math.prod(shape)
@@ -206,31 +208,31 @@ class Layout:
     def only_trained(self) -> "Layout":
         """The layout of the arrays that are part of the vector."""
         names, shapes, dtypes = zip(*self.trained, strict=True)
-        return Layout(names, shapes, dtypes, (Role.TRAINED,) * len(names))
+        return Layout(names, shapes, dtypes, (ArrayRole.TRAINED,) * len(names))
 
     def others(self, arrays: ArrayRecord) -> dict[str, Array]:
         """The arrays that are not part of the vector."""
         pairs = zip(self.names, self.roles, strict=True)
-        return {name: arrays[name] for name, role in pairs if role != Role.TRAINED}
+        return {name: arrays[name] for name, role in pairs if role != ArrayRole.TRAINED}
 
-    def _in(self, role: Role) -> list[tuple[str, tuple[int, ...], str]]:
+    def _in(self, role: ArrayRole) -> list[tuple[str, tuple[int, ...], str]]:
         rows = zip(self.names, self.shapes, self.dtypes, self.roles, strict=True)
         return [(name, shape, dtype) for name, shape, dtype, own in rows if own == role]
 
 
-def _role(name: str, dtype: str, trained: Iterable[str], buffers: Iterable[str]) -> Role:
+def _role(name: str, dtype: str, trained: Iterable[str], buffers: Iterable[str]) -> ArrayRole:
     is_float = dtype in _FLOATS
     try:
         can_average = is_float or np.dtype(dtype).kind in _COUNTED
     except TypeError:  # Nothing that numpy knows.
         can_average = False
     if not can_average:
-        return Role.KEPT
+        return ArrayRole.KEPT
     if any(fnmatchcase(name, pattern) for pattern in buffers):
-        return Role.BUFFER
+        return ArrayRole.BUFFER
     if not any(fnmatchcase(name, pattern) for pattern in trained):
-        return Role.KEPT
-    return Role.TRAINED if is_float else Role.BUFFER
+        return ArrayRole.KEPT
+    return ArrayRole.TRAINED if is_float else ArrayRole.BUFFER
 
 
 def _narrowed(mean: Numbers, dtype: np.dtype[Any]) -> Numbers:
@@ -276,7 +278,7 @@ def _read_array(array: Array, shape: tuple[int, ...], *, kind: str = "f") -> Num
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Received:
+class ReadArrays:
     """What a train reply holds."""
 
     weights: "Tensor"
@@ -289,7 +291,7 @@ def array_records(content: RecordDict) -> dict[str, ArrayRecord]:
     return {name: record for name, record in content.items() if isinstance(record, ArrayRecord)}
 
 
-def read_proposal(content: RecordDict, layout: Layout, *, key: str) -> Received | ReplyFault:
+def read_proposal(content: RecordDict, layout: Layout, *, key: str) -> ReadArrays | ReplyFault:
     """The weights w_j that a train reply returns: one ArrayRecord, under the usual key."""
     records = array_records(content)
     if list(records) != [key]:
@@ -299,4 +301,4 @@ def read_proposal(content: RecordDict, layout: Layout, *, key: str) -> Received 
     if isinstance(weights, ReplyFault):
         return weights
     buffers = layout.read_buffers(record)
-    return buffers if isinstance(buffers, ReplyFault) else Received(weights, buffers)
+    return buffers if isinstance(buffers, ReplyFault) else ReadArrays(weights, buffers)

@@ -8,8 +8,7 @@ Flower itself asks for all replies at once, every three seconds. Here each messa
 thread, which asks for that one reply, often at first and then less and less often:
 
 - a reply that cannot be decoded becomes an error reply of its node and leaves the others intact;
-- a node that announces a reply and never uploads it blocks its own thread only (the threads are
-  daemons, and end at the next answer after the deadline);
+- a node that announces a reply and never uploads it blocks its own thread only, a daemon;
 - a fast reply is there in a fraction of a second.
 """
 

@@ -51,8 +51,9 @@ OURS = CheckedStrategy.__mro__
 JOINT, APPROVALS = "joint", "approvals"
 _RULES = {JOINT: ("holdout",), APPROVALS: ("holdout-1", "holdout-paper")}
 """The rules that go with a kind of ballot, the usual one first."""
-_STEPS = {"holdout-1": 0.1, "holdout-paper": 1.0}
-"""How far along an update a voter judges it, unless the user says so."""
+PUBLISHED = "holdout-paper"
+SHORT_STEP = 0.1
+"""How far along an update a voter judges it, unless the vote is the published one, or told so."""
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
@@ -336,7 +337,9 @@ class HoldOut(CheckedStrategy):
     ) -> tuple[Answers, dict[int, list[ProposalId]]]:
         """Every voter's answer, and the order in which each voter saw the proposals."""
         ids = list(admitted.valid)
-        step = _STEPS[self.rule] if self.vote_step is None else self.vote_step
+        step = self.vote_step
+        if step is None:
+            step = 1.0 if self.rule == PUBLISHED else SHORT_STEP
         candidates = open_round.weights - step * admitted.stacked()
         rows = device.to_numpy(torch.cat([open_round.weights[None], candidates]))
         # Nobody judges buffers: all candidates have the same, as current as can be.

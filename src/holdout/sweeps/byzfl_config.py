@@ -69,10 +69,10 @@ def to_sweep(values: object) -> tuple[Values, list[str]]:
     >>> sweep["experiment"]["rules"], [one["byzantine"] for one in sweep["grid"]["federation"]]
     (['trimmed-mean'], [1, 2])
     """
-    return _Reader(values).read()
+    return _ByzflReader(values).read()
 
 
-class _Reader:
+class _ByzflReader:
     """Reads section by section; collects problems and notes, sets what goes on."""
 
     def __init__(self, values: object) -> None:

@@ -8,6 +8,8 @@ from statistics import median
 from typing import Any
 
 from holdout.config import Config
+from holdout.rules import RULES
+from holdout.voting import VOTES
 
 PER_SECOND = 2e10
 """Operations of one thread, about."""
@@ -16,24 +18,9 @@ CURVE_SECONDS = 0.5
 CURVE_BYTES = 600
 POINT_BYTES = 330
 """Bytes of a curve in the store, and of each time that it was measured, about."""
-PASSES: Mapping[str, float] = {
-    "mean": 20,
-    "median": 60,
-    "trimmed-mean": 80,
-    "krum": 60,
-    "multi-krum": 60,
-    "geometric-median": 200,
-    "centered-clipping": 250,
-    "caf": 500,
-    "fltrust": 1400,
-    "zeno": 2200,
-    "flshield": 10_000,
-    "holdout-paper": 200,
-    "holdout-1": 200,
-    "holdout": 200,
-}
-"""Operations on each number of a round's updates, an adaptive attacker's rehearsals included."""
-OTHER = 500
+PASSES, PASSES_VOTE, PASSES_ROOT, PASSES_VOTERS = 200, 200, 2000, 10_000
+"""Operations on each number of a round's updates, an adaptive attacker's rehearsals included: of
+rules over the updates alone, of votes, of rules that ask the server's rows, and the voters."""
 PRE_AGGREGATION = 600
 SEARCHED: Mapping[str, float] = {"greedy": 4, "jointly": 15, "opt-alie": 4, "opt-ipm": 4}
 """By how much attacks that search through the rule make a round longer."""
@@ -50,11 +37,20 @@ def work_of(config: Config, rule: str, *, dimension: int, test_rows: int) -> flo
     train = federation.proposers * training.batch_size * steps * 6 * dimension
     test = test_rows * 2 * dimension / experiment.evaluate_every
     *front, last = rule.split("+")
-    passes = PASSES.get(last, OTHER) + PRE_AGGREGATION * len(front)
+    passes = _passes(last) + PRE_AGGREGATION * len(front)
     passes *= SEARCHED.get(config.attack.name, 1.0)
     aggregate = federation.proposers * dimension * passes
     each = train + test + aggregate * (SERVERLESS if federation.mode == "decentralized" else 1)
     return CURVE_SECONDS + experiment.rounds * each / PER_SECOND
+
+
+def _passes(rule: str) -> float:
+    if rule in VOTES:
+        return PASSES_VOTE
+    known = RULES.get(rule)
+    if known is None or known.needs_updates_alone:
+        return PASSES
+    return PASSES_VOTERS if known.needs_voters else PASSES_ROOT
 
 
 def bytes_of(config: Config) -> int:

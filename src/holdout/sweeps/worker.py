@@ -22,7 +22,7 @@ import torch
 from holdout import device
 from holdout.config import Config
 from holdout.data.datasets import Dataset
-from holdout.errors import RunFolderError, UserError, WriteError
+from holdout.errors import PluginError, RunFolderError, UserError, WriteError
 from holdout.experiments.parallel import run_apart
 from holdout.experiments.plan import ExperimentPlan, make_plan, read_data
 from holdout.experiments.plugins import Plugins
@@ -128,6 +128,9 @@ class CurveWorker:
         return self._data[1]
 
     def _watch(self, progress: Progress) -> None:
+        for failure in progress.record.custom_errors:
+            # A cell of a table has no room for doubts: a curve with errors in it is none.
+            raise PluginError(str(failure), failure.traceback)
         now = time.monotonic()
         if now - self._told > TELL_SECONDS:
             self._told = now
