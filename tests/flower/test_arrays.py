@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tests.flower.flower_grid import arrays
 
 from holdout.errors import ModelError
-from holdout.flower.arrays import Layout, Role, read_proposal
+from holdout.flower.arrays import ArrayRole, Layout, read_proposal
 from holdout.flower.exchange import ReplyFault
 
 LAYOUT = Layout.of(arrays())
@@ -196,7 +196,7 @@ def bn_model(value: float = 0.0, mean: float = 0.0, count: int = 3) -> ArrayReco
 def test_statistics_and_counters_are_no_part_of_the_vector():
     layout = Layout.of(bn_model())
     assert layout.dimension == 4
-    assert layout.roles == (Role.TRAINED, Role.BUFFER, Role.BUFFER)
+    assert layout.roles == (ArrayRole.TRAINED, ArrayRole.BUFFER, ArrayRole.BUFFER)
     assert Layout.from_json(layout.to_json()) == layout
 
 
@@ -260,7 +260,7 @@ def test_what_is_not_trained_is_kept_and_may_be_left_out():
     )
     layout = Layout.of(whole, trained=["*lora*"])
     assert layout.dimension == 2
-    assert layout.roles == (Role.KEPT, Role.TRAINED)
+    assert layout.roles == (ArrayRole.KEPT, ArrayRole.TRAINED)
     part = ArrayRecord({"base.lora_A": Array(np.full((2, 1), 3.0))})
     assert layout.read(part).tolist() == [3.0, 3.0]
     filled = layout.fill(layout.read(part), layout.others(whole))
@@ -272,4 +272,4 @@ def test_what_is_not_trained_is_kept_and_may_be_left_out():
 
 def test_numbers_that_cannot_be_averaged_are_kept():
     record = ArrayRecord({"w": Array(np.zeros(2)), "phase": Array(np.zeros(2, np.complex64))})
-    assert Layout.of(record).roles == (Role.TRAINED, Role.KEPT)
+    assert Layout.of(record).roles == (ArrayRole.TRAINED, ArrayRole.KEPT)
