@@ -1,11 +1,12 @@
 """HoldOut on Flower under attack, next to other rules: `docs/results/flower.md`.
 
-    python tools/flower_attacks.py runs/flower-attacks.jsonl
+    python tools/flower_attacks.py
 
 Federations of 20 clients with 5 liars and of 18 with 6 train 784-32-10 networks on the 4,000
 packaged digits, by three epochs of local SGD a round, 15 rounds, three seeds. Strategies and
 messages are the real ones; the grid is in this process, and trains all clients of a round in one
-batch. Each finished run is a line of the file, so that a stopped command goes on where it was.
+batch. Each finished run is a line of `docs/results/flower.jsonl`, so that a stopped command goes
+on where it was.
 """
 
 import argparse
@@ -30,6 +31,7 @@ from holdout.flower.strategy import HoldOut
 from holdout.seeds import stream
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "results" / "flower.md"
+LINES = PAGE.with_suffix(".jsonl")
 PIXELS, HIDDEN, CLASSES = 784, 32, 10
 ROUNDS, EPOCHS, BATCH, RATE = 15, 3, 32, 0.05
 SEEDS = range(3)
@@ -76,7 +78,7 @@ ATTACKS = {
 }
 LOUD = ("replace", "flip-10", "alie-10", "permute", "nan")
 ABOUT = (
-    "Made by `python tools/flower_attacks.py runs/flower-attacks.jsonl`.",
+    "Made by `python tools/flower_attacks.py` of the lines in [flower.jsonl](flower.jsonl).",
     "Final accuracy in percent, mean of {seeds},",
     f"after {ROUNDS} rounds of {EPOCHS} local epochs of SGD (batches of {BATCH}, rate {RATE}) of a",
     f"{PIXELS}-{HIDDEN}-{CLASSES} network on 4,000 packaged digits. All clients train every round.",
@@ -475,14 +477,13 @@ def todo() -> list[tuple[Key, int]]:
 def main() -> None:
     """Run what is missing, then write the page."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("out", type=Path)
+    parser.add_argument("--out", type=Path, default=LINES)
     parser.add_argument("--clients", type=int, choices=[s.clients for s in SETTINGS])
     options = parser.parse_args()
     logging.getLogger("flwr").setLevel(logging.ERROR)
     torch.set_num_threads(1)
     # Outside of a Flower process, messages have no sender yet.
     TaskIdentity.task_id = TaskIdentity.run_id = TaskIdentity.node_id = 1
-    options.out.parent.mkdir(parents=True, exist_ok=True)
     found = read(options.out)
     for key, seed in todo():
         if options.clients in {None, key[0]} and seed not in found.get(key, {}):
