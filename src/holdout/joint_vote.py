@@ -13,13 +13,15 @@ Since the server holds all voters' messages, it need not ask each voter for a ve
 data are skewed cannot judge a single update well, but their gradients can be averaged. So:
 
     screen     lies that agree with each other more than honest updates do lose weight
-               (`rules.covariance.screen`): among the messages, and among the proposals
+               (`rules.covariance.screen`); messages and proposals are screened together, because
+               half of one draw may lie, but seldom half of two
     direction  h_t = the weighted mean of the messages, brought to length 1, so that no single draw
                speaks louder than another; H_t = memory * H_{t-1} + (1 - memory) * h_t
-    judge      the proposals of lowest <u_j, H_t> are out where that is negative, then those that
-               the screen left with next to nothing: N_p - k at most in all, so a draw of mostly
-               lying voters can never leave the lies alone
-    step       v_t = the mean of the rest under the screen's weights
+    judge      a proposal whose cosine with H_t is below the median loses weight; the lowest are out
+               where <u_j, H_t> is negative, then those that the screen left with next to nothing:
+               N_p - k at most in all, so a draw of mostly lying voters can never leave the lies
+               alone. Where most vectors of a round point away from H_t it is not asked
+    step       v_t = the mean of the rest under these weights
 
 Nobody's vector counts for more than a radius that follows the median length: one for the proposals,
 one for the messages. It may shrink as fast as in `voting.terms` but grow by a tenth a round only:
@@ -63,6 +65,9 @@ FAINT = 1e-3
 GENTLE = 0.25
 """How much of its weight the furthest vector loses in a pass of the screen. In one blow, as CAF has
 it, the honest lose so much along with five liars of twelve that the screen must stop at once."""
+
+SOFT = 0.1
+"""A cosine with H_t that is below the median by less than this costs little weight."""
 
 GROWTH = 1.1
 """How much longer a vector may be than in the last round."""
@@ -233,8 +238,7 @@ def judge(products: Products, *, terms: Terms, memory: JointMemory) -> JointVerd
         scale[..., part], lengths[..., part] = _bounded(lengths[..., part], limit)
     gram = products.cosines * lengths[..., :, None] * lengths[..., None, :]
     # h_t and H_t, as factors of the bounded vectors.
-    tolerated, tolerated_voters = n - terms.approve_count(n), m - terms.approve_count(m)
-    judges = _screened(gram[..., messages, messages], tolerated_voters, terms)
+    screened, judges = _screened(gram[..., : n + m, : n + m], n, terms)
     direction = np.zeros_like(lengths)
     direction[..., messages] = judges
     length = _length(direction, gram)
@@ -248,14 +252,32 @@ def judge(products: Products, *, terms: Terms, memory: JointMemory) -> JointVerd
         direction[..., -1] = share
     # What H_t makes of the proposals, and who stands.
     agreement = (gram @ direction[..., None])[..., 0]
-    screened = _screened(gram[..., proposals, proposals], tolerated, terms)
-    scores = agreement[..., proposals]
+    scores, factors = _judged(agreement[..., : n + m], lengths[..., : n + m], n)
     if terms.margin:
         scores = _relative(scores, lengths[..., proposals], terms.margin)
-    weights = _standing(scores, screened, tolerated)
+    if terms.f:
+        screened = _shares(screened * factors)
+    weights = _standing(scores, screened, n - terms.approve_count(n))
     step = np.zeros_like(lengths)
     step[..., proposals] = weights
     return JointVerdict(weights, judges, step * scale, direction * scale, radius, message_radius)
+
+
+def _judged(agreement: Matrix, lengths: Matrix, n: int) -> tuple[Matrix, Matrix]:
+    """<u_j, H_t> of the n proposals, and the factors that their weights get for it.
+
+    The median is that of proposals and messages, the higher one of two. Where it is not positive,
+    half of this round's vectors or more point away from H_t: the gradient has turned round, and H_t
+    knows nothing of it.
+    """
+    cosines_ = agreement / np.where(lengths > 0, lengths, 1.0)
+    usual = np.sort(cosines_, axis=-1)[..., cosines_.shape[-1] // 2, None]
+    knows = usual > 0
+    factors = (SOFT + cosines_[..., :n]) / (SOFT + np.where(knows, usual, 0.0))
+    return (
+        np.where(knows, agreement[..., :n], 0.0),
+        np.where(knows, np.clip(factors, LEAST, 1.0), 1.0),
+    )
 
 
 def _relative(scores: Matrix, lengths: Matrix, margin: float) -> Matrix:
@@ -324,21 +346,27 @@ def _bounded(lengths: Matrix, radius: Matrix) -> tuple[Matrix, Matrix]:
     return scale, np.minimum(lengths, limit)
 
 
-def _screened(gram: Matrix, tolerated: int, terms: Terms) -> Matrix:
-    """The screen's weights; equal ones where the terms have none."""
-    shape = gram.shape[:-1]
-    if not shape[-1]:
-        return np.zeros(shape)
-    if not terms.screen:
-        return np.full(shape, 1 / shape[-1])
-    if gram.ndim == 2:  # noqa: PLR2004 - One vote.
-        return screen(gram, f=tolerated, step=GENTLE)
-    # Many votes that are tried differ in the proposals or in the messages, seldom in both.
-    keys = [one.tobytes() for one in gram]
-    first = {key: place for place, key in reversed(list(enumerate(keys)))}
-    places = {key: number for number, key in enumerate(first)}
-    found = screen(gram[list(first.values())], f=tolerated, step=GENTLE)
-    return found[[places[key] for key in keys]]
+def _screened(gram: Matrix, n: int, terms: Terms) -> tuple[Matrix, Matrix]:
+    """The weights of the proposals and of the messages, each of a sum of 1; equal without a screen.
+
+    Args:
+        gram: The inner products of the proposals, then the messages.
+        n: How many proposals there are.
+        terms: How the vote is held.
+    """
+    total = gram.shape[-1]
+    weights = np.ones(gram.shape[:-1])
+    if terms.screen:
+        weights = screen(gram, f=total - terms.approve_count(total), step=GENTLE)
+    return _shares(weights[..., :n]), _shares(weights[..., n:])
+
+
+def _shares(weights: Matrix) -> Matrix:
+    """The weights brought to a sum of 1; equal ones if none is left."""
+    total = weights.sum(axis=-1, keepdims=True)
+    equal = 1 / max(weights.shape[-1], 1)
+    shares: Matrix = np.where(total > 0, weights / np.where(total > 0, total, 1.0), equal)
+    return shares
 
 
 # -------------------------------------------------------------------------------- vectors, products
