@@ -285,23 +285,21 @@ def _search(_results: Results) -> str:
     return table(["candidate", *(f"{s}: {a}" for s, a in wide), "others"], rows)
 
 
-def _choosing(_results: Results) -> str:
-    """The candidates of stage 2: final accuracy, mean and spread over the choosing seeds."""
-    cells = json.loads((FOLDER / "search" / "vote-choosing.json").read_bytes())["cells"]
+def _choosing(_results: Results, *, file: str) -> str:
+    """The candidates of a later stage: final accuracy, mean and spread over the choosing seeds."""
+    cells = json.loads((FOLDER / "search" / file).read_bytes())["cells"]
     columns = sorted({(c["setting"], c["attack"]) for c in cells})
     candidates = list(dict.fromkeys(c["candidate"] for c in cells))
     rows = []
     for setting, attack in columns:
         for candidate in candidates:
             key = (setting, attack, candidate)
-            found = {
-                c["seed"]: 100 * c["accuracy"]
-                for c in cells
-                if (c["setting"], c["attack"], c["candidate"]) == key
-            }
+            found = [c for c in cells if (c["setting"], c["attack"], c["candidate"]) == key]
             if found:
-                seeds = ", ".join(map(str, sorted(found)))
-                rows.append([*key, mean_text(list(found.values())), seeds])
+                seeds = ", ".join(str(c["seed"]) for c in sorted(found, key=lambda c: c["seed"]))
+                stopped = "".join(f", stopped after {c['rounds']}" for c in found if "rounds" in c)
+                text = mean_text([100 * c["accuracy"] for c in found])
+                rows.append([*key, f"{text}{stopped}", seeds])
     return table(("setting", "attack", "candidate", "final accuracy, %", "seeds"), rows)
 
 
@@ -369,7 +367,8 @@ TABLES: Mapping[str, Callable[[Results], str]] = MappingProxyType(
         **{f"vote-cifar10-{n}": partial(_cifar_vote, n) for n in CIFAR_COMMITTEES},
         "vote-worst": _worst_cases,
         "vote-search": _search,
-        "vote-choosing": _choosing,
+        "vote-choosing": partial(_choosing, file="vote-choosing.json"),
+        "vote-one-screen": partial(_choosing, file="vote-one-screen.json"),
         "environment": _environment,
         "speed": _speed,
         **_of_attacks("robustness"),
