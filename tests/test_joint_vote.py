@@ -17,11 +17,13 @@ from holdout.joint_vote import (
     JointMemory,
     Products,
     Vectors,
+    _screened_both,
     combine,
     cosines,
     decide_jointly,
     judge,
 )
+from holdout.rules.covariance import screen
 from holdout.voting import RATE, Terms
 
 THIRD = Fraction(33, 100)
@@ -322,3 +324,18 @@ def test_a_combination_leaves_what_it_is_made_of_alone():
     rows = [torch.ones(3), 2 * torch.ones(3)]
     assert combine(rows, np.array([0.5, 0.25])).tolist() == [1.0, 1.0, 1.0]
     assert rows[0].tolist() == [1.0, 1.0, 1.0]
+
+
+@pytest.mark.parametrize("twins", [(), ("proposals",), ("messages",)])
+def test_two_sets_screened_at_once_get_the_weights_of_each_alone(twins):
+    generator = np.random.default_rng(7)
+    terms, grams = Terms.joint(Fraction(1, 3)), []
+    for kind in ("messages", "proposals"):
+        rows = generator.normal(size=(12, 40))
+        rows[5:8] *= 4.0
+        if kind in twins:
+            rows[6] = rows[5]
+        grams.append(rows @ rows.T)
+    together = _screened_both((grams[0], grams[1]), (4, 4), terms)
+    for gram, weights in zip(grams, together, strict=True):
+        assert np.array_equal(weights, screen(gram, f=4, step=GENTLE))

@@ -29,6 +29,7 @@ decisions follow from inner products alone.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Self
 
 import numpy as np
@@ -39,7 +40,7 @@ from torch import Tensor
 from holdout import device
 from holdout.learning.vector import norm, shrink
 from holdout.parallel import map_runs, run_all
-from holdout.rules.covariance import screen
+from holdout.rules.covariance import has_twins, screen
 from holdout.rules.distance import Matrix
 from holdout.voting import RATE, Terms
 
@@ -48,6 +49,9 @@ _WIDTH = 1 << 12
 
 _LONG = 1 << 20
 """Of vectors longer than this one norm is computed at a time: each makes a copy in float64."""
+
+_TOGETHER = 8
+"""How many shorter vectors a thread takes at a time."""
 
 LONGEST, TINY = 1e18, 1e-18
 """What is longer is shrunk to this at once, and what is shorter counts as zero: so that nothing
@@ -203,8 +207,11 @@ def decide_jointly(
     n, m = len(proposals), len(messages)
     products = Products(vectors.lengths, cosines(vectors), proposals=n, messages=m)
     verdict = judge(products, terms=terms, memory=memory)
+    sums = [verdict.step, verdict.direction] if messages else [verdict.step]
+    # Each on one thread: torch's own would meet after every vector.
+    update, *direction = run_all(partial(combine, vectors.rows), sums)
     return JointDecision(
-        update=combine(vectors.rows, verdict.step),
+        update=update,
         weights=verdict.weights.tolist(),
         judges=verdict.judges.tolist(),
         support=products.cosines[:n, n : n + m].T,
@@ -212,7 +219,7 @@ def decide_jointly(
             rounds=memory.rounds + bool(messages),
             radius=float(verdict.radius) or None,
             message_radius=float(verdict.message_radius) or None,
-            direction=combine(vectors.rows, verdict.direction) if messages else memory.direction,
+            direction=direction[0] if direction else memory.direction,
         ),
     )
 
@@ -234,7 +241,11 @@ def judge(products: Products, *, terms: Terms, memory: JointMemory) -> JointVerd
     gram = products.cosines * lengths[..., :, None] * lengths[..., None, :]
     # h_t and H_t, as factors of the bounded vectors.
     tolerated, tolerated_voters = n - terms.approve_count(n), m - terms.approve_count(m)
-    judges = _screened(gram[..., messages, messages], tolerated_voters, terms)
+    judges, screened = _screened_both(
+        (gram[..., messages, messages], gram[..., proposals, proposals]),
+        (tolerated_voters, tolerated),
+        terms,
+    )
     direction = np.zeros_like(lengths)
     direction[..., messages] = judges
     length = _length(direction, gram)
@@ -248,7 +259,6 @@ def judge(products: Products, *, terms: Terms, memory: JointMemory) -> JointVerd
         direction[..., -1] = share
     # What H_t makes of the proposals, and who stands.
     agreement = (gram @ direction[..., None])[..., 0]
-    screened = _screened(gram[..., proposals, proposals], tolerated, terms)
     scores = agreement[..., proposals]
     if terms.margin:
         scores = _relative(scores, lengths[..., proposals], terms.margin)
@@ -324,6 +334,19 @@ def _bounded(lengths: Matrix, radius: Matrix) -> tuple[Matrix, Matrix]:
     return scale, np.minimum(lengths, limit)
 
 
+def _screened_both(
+    grams: tuple[Matrix, Matrix], tolerated: tuple[int, int], terms: Terms
+) -> tuple[Matrix, Matrix]:
+    """The screen's weights of two sets of vectors."""
+    first, second = grams
+    is_one_vote = first.ndim == 2  # noqa: PLR2004
+    alike = first.shape == second.shape and tolerated[0] == tolerated[1]
+    if is_one_vote and alike and terms.screen and not (has_twins(first) or has_twins(second)):
+        # Of such small matrices two take little longer than one. Twins would have to be the same.
+        return tuple(screen(np.stack(grams), f=tolerated[0], step=GENTLE))
+    return _screened(first, tolerated[0], terms), _screened(second, tolerated[1], terms)
+
+
 def _screened(gram: Matrix, tolerated: int, terms: Terms) -> Matrix:
     """The screen's weights; equal ones where the terms have none."""
     shape = gram.shape[:-1]
@@ -371,8 +394,12 @@ def norms_of(rows: Sequence[Tensor]) -> list[float]:
     """The norm of each vector."""
     if any(len(row) > _LONG for row in rows):
         return [norm(row) for row in rows]
-    # A vector on one thread: to wake the others takes longer than a short vector's norm.
-    return run_all(norm, list(rows))
+    # A vector on one thread: to wake the others takes longer than a short vector's norm. And some
+    # vectors at a time, since handing out a piece of work takes about as long.
+    runs = [rows[start : start + _TOGETHER] for start in range(0, len(rows), _TOGETHER)]
+    return [
+        length for lengths in run_all(lambda run: [*map(norm, run)], runs) for length in lengths
+    ]
 
 
 def cosines(vectors: Vectors, others: Vectors | None = None) -> Matrix:

@@ -128,6 +128,11 @@ def screen(
     return weights if gram.ndim == 3 else weights[0]  # noqa: PLR2004
 
 
+def has_twins(gram: Matrix) -> bool:
+    """Whether the inner products of two members, (n, n), are the same to the bit."""
+    return len({row.tobytes() for row in gram}) < len(gram)
+
+
 _Places: TypeAlias = npt.NDArray[np.intp]
 
 
