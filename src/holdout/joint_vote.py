@@ -31,6 +31,7 @@ decisions follow from inner products alone.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Self
 
 import numpy as np
@@ -50,6 +51,9 @@ _WIDTH = 1 << 12
 
 _LONG = 1 << 20
 """Of vectors longer than this one norm is computed at a time: each makes a copy in float64."""
+
+_TOGETHER = 8
+"""How many shorter vectors a thread takes at a time."""
 
 LONGEST, TINY = 1e18, 1e-18
 """What is longer is shrunk to this at once, and what is shorter counts as zero: so that nothing
@@ -208,8 +212,11 @@ def decide_jointly(
     n, m = len(proposals), len(messages)
     products = Products(vectors.lengths, cosines(vectors), proposals=n, messages=m)
     verdict = judge(products, terms=terms, memory=memory)
+    sums = [verdict.step, verdict.direction] if messages else [verdict.step]
+    # Each on one thread: torch's own would meet after every vector.
+    update, *direction = run_all(partial(combine, vectors.rows), sums)
     return JointDecision(
-        update=combine(vectors.rows, verdict.step),
+        update=update,
         weights=verdict.weights.tolist(),
         judges=verdict.judges.tolist(),
         support=products.cosines[:n, n : n + m].T,
@@ -217,7 +224,7 @@ def decide_jointly(
             rounds=memory.rounds + bool(messages),
             radius=float(verdict.radius) or None,
             message_radius=float(verdict.message_radius) or None,
-            direction=combine(vectors.rows, verdict.direction) if messages else memory.direction,
+            direction=direction[0] if direction else memory.direction,
         ),
     )
 
@@ -399,8 +406,12 @@ def norms_of(rows: Sequence[Tensor]) -> list[float]:
     """The norm of each vector."""
     if any(len(row) > _LONG for row in rows):
         return [norm(row) for row in rows]
-    # A vector on one thread: to wake the others takes longer than a short vector's norm.
-    return run_all(norm, list(rows))
+    # A vector on one thread: to wake the others takes longer than a short vector's norm. And some
+    # vectors at a time, since handing out a piece of work takes about as long.
+    runs = [rows[start : start + _TOGETHER] for start in range(0, len(rows), _TOGETHER)]
+    return [
+        length for lengths in run_all(lambda run: [*map(norm, run)], runs) for length in lengths
+    ]
 
 
 def cosines(vectors: Vectors, others: Vectors | None = None) -> Matrix:

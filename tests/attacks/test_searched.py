@@ -9,7 +9,7 @@ from holdout.attacks import ATTACKS, DeployedRule
 from holdout.attacks.searched import Menu
 from holdout.attacks.view import dense
 from holdout.learning import vector
-from holdout.rules import RULES
+from holdout.rules import RULES, find_rule
 
 DEPLOYED = ["mean", "median", "krum", "trimmed-mean"]
 
@@ -224,3 +224,30 @@ def test_a_step_that_no_model_survives_is_the_worst(make_view):
     view = make_view(deployed=Fragile())
     for by in ("distance", "loss"):
         assert ATTACKS["opt-ipm"](by=by, gamma_max=1e6)(view).updates.norm() > 100
+
+
+MIXING = ("nnm+trimmed-mean", "geometric-median", "clipping+nnm+geometric-median", "arc+median")
+
+
+@pytest.mark.parametrize("name", ["opt-ipm", "opt-alie", "greedy"])
+@pytest.mark.parametrize("rule", MIXING)
+@pytest.mark.parametrize("seed", range(3))
+def test_estimates_spare_trials_and_change_no_lie(name, rule, seed, make_view, monkeypatch):
+    view = make_view(seed=seed)
+    run = []
+
+    class Counted(DeployedRule):
+        def outcome(self, lies, messages=None):
+            run[-1] += 1
+            return super().outcome(lies, messages)
+
+    sent = []
+    for hides in (False, True):
+        run.append(0)
+        deployed = Counted(find_rule(rule), view.known, 3, 2)
+        if hides:
+            monkeypatch.setattr(DeployedRule, "outlook", lambda *_: None)
+        updates = ATTACKS[name]()(make_view(seed=seed, deployed=deployed)).updates
+        sent.append(updates if isinstance(updates, torch.Tensor) else torch.stack(list(updates)))
+    assert torch.equal(*sent)
+    assert run[0] < run[1]

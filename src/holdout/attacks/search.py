@@ -3,15 +3,18 @@
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from holdout.attacks.view import Deployed, MixedLie
+from holdout.attacks.view import Deployed, MixedLie, Mixtures
 from holdout.custom_code import guard
 from holdout.errors import InfeasibleError
 from holdout.learning.vector import ProposalFault, read_update
 from holdout.rules import mean
 from holdout.rules.context import ReportingVoters, RuleContext, made_context
+from holdout.rules.distance import Matrix
+from holdout.rules.outlook import Estimate, Outlook
 from holdout.rules.rule import LEAVES_NOBODY_OUT, LieLine, Rule, checked_update
 
 STEP = 0.1
@@ -101,6 +104,20 @@ class DeployedRule:
         """How far the outcome of each trial goes along a direction."""
         return reaches_one_by_one(self, basis, trials, along)
 
+    def outlook(self, basis: Tensor, compared: Tensor) -> "RuleOutlook | None":
+        """What roughly comes of lies that are mixtures of a basis; None: only running tells.
+
+        Args:
+            basis: Vectors, (k, d).
+            compared: What steps are compared with, (d,).
+        """
+        n, f = len(self.honest) + self.copies, self.f
+        if not (len(self.honest) and self.copies and self.rule.is_feasible(n=n, f=f)):
+            return None
+        found = Outlook.of(self.rule, torch.cat([self.honest, basis]), compared, f=f)
+        places = self.places or range(len(self.honest), n)
+        return None if found is None else RuleOutlook(found, len(self.honest), tuple(places))
+
     def _apply(self, updates: Tensor, f: int, lies: Sequence[int]) -> Tensor:
         context = made_context(self.context, self.voters, lies)
         prepared = self.rule.prepare(updates, f=f, context=context)
@@ -108,6 +125,34 @@ class DeployedRule:
             return self.rule.finish(prepared, f=f, context=context)
         chosen = list(self.rule.choice(prepared, f=f, context=context))
         return mean(prepared if len(chosen) == len(prepared) else prepared[chosen], f=0)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RuleOutlook:
+    """What roughly comes of lies through a deployed rule."""
+
+    outlook: Outlook
+    honest: int
+    """How many honest updates there are."""
+    places: tuple[int, ...]
+    """Where the lies stand among all updates."""
+
+    def distance(self, lies: Mixtures) -> Estimate:
+        """How far the step would be from what steps are compared with."""
+        return self.outlook.distance(self._updates(lies))
+
+    def reach(self, lies: Mixtures) -> Estimate:
+        """How far the step would go along what steps are compared with."""
+        return self.outlook.reach(self._updates(lies))
+
+    def _updates(self, lies: Mixtures) -> Matrix:
+        """All updates as mixtures: a row each, the honest ones and then the basis as columns."""
+        n, k = self.honest + len(self.places), lies.shape[1]
+        updates = np.zeros((n, self.honest + k))
+        others = [row for row in range(n) if row not in self.places]
+        updates[others, range(self.honest)] = 1.0
+        updates[list(self.places), self.honest :] = lies
+        return updates
 
 
 def reaches_one_by_one(

@@ -10,12 +10,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from holdout.attacks.search import DeployedRule
 from holdout.attacks.updates import Permute
 from holdout.attacks.view import Lie, MixedLie, Mixtures, View, dense
 from holdout.errors import ModelError
 from holdout.learning.scoring import sample_losses
 from holdout.learning.training import gradients
 from holdout.learning.vector import norm, of_length
+from holdout.rules.outlook import may_be_first
 
 By = Literal["distance", "loss"]
 """What counts as harm: how far the step is from the honest mean, or the held samples' loss."""
@@ -264,6 +266,7 @@ def _most_harmful(view: View, menu: Menu, trials: Sequence[MixedLie], exact: int
 
     Those whose step goes furthest against the gradient of the held samples are tried on them.
     """
+    trials = _most_damaging(view, menu, trials, exact)
     reaches = view.deployed.reaches(menu.basis, trials, menu.slope)
     damage = [_finite_or_worst(-reach) for reach in reaches]
     order = sorted(range(len(trials)), key=lambda place: -damage[place])
@@ -273,6 +276,20 @@ def _most_harmful(view: View, menu: Menu, trials: Sequence[MixedLie], exact: int
     losses = _losses_after(view, steps)
     lies, messages = best[max(range(len(best)), key=losses.__getitem__)]  # The first of equals.
     return Lie(lies, messages=messages)
+
+
+def _most_damaging(
+    view: View, menu: Menu, trials: Sequence[MixedLie], count: int
+) -> Sequence[MixedLie]:
+    """The trials that may be among so many whose step goes furthest against the gradient."""
+    deployed = view.deployed
+    if not isinstance(deployed, DeployedRule):
+        return trials
+    outlook = deployed.outlook(menu.basis, -menu.slope)
+    if outlook is None:
+        return trials
+    places = may_be_first([outlook.reach(trial.lies) for trial in trials], count)
+    return [trials[place] for place in places]
 
 
 def _permuted(view: View) -> dict[str, Tensor]:
@@ -303,6 +320,8 @@ def _strongest(view: View, base: Tensor, direction: Tensor, maximum: float, by: 
         rungs.append(rung)
     ladder = [*rungs, maximum] if maximum > 0 else rungs
     tried = [sign * gamma for gamma in ladder for sign in (1.0, -1.0) if gamma or sign > 0]
+    if by == "distance":
+        tried = _furthest(view, base, direction, tried)
     none = torch.zeros_like(view.weights)
     lies = [[base + gamma * direction] * view.count for gamma in tried]
     steps = [none if (u := view.deployed.outcome(lie)) is None else u for lie in lies]
@@ -313,6 +332,18 @@ def _strongest(view: View, base: Tensor, direction: Tensor, maximum: float, by: 
         harm = [_finite_or_worst(float((step.double() - centre).norm())) for step in steps]
     gamma = tried[max(range(len(tried)), key=harm.__getitem__)]  # The weakest of equals.
     return Lie(base + gamma * direction, gamma)
+
+
+def _furthest(view: View, base: Tensor, direction: Tensor, tried: Sequence[float]) -> list[float]:
+    """The strengths whose step may be the furthest from the mean: all, unless estimates tell."""
+    deployed = view.deployed
+    if not isinstance(deployed, DeployedRule):
+        return list(tried)
+    outlook = deployed.outlook(torch.stack([base, direction]), view.mean)
+    if outlook is None:
+        return list(tried)
+    estimates = [outlook.distance(np.array([[1.0, g]] * view.count)) for g in tried]
+    return [tried[place] for place in may_be_first(estimates, 1)]
 
 
 def _losses_after(view: View, steps: list[Tensor]) -> list[float]:

@@ -50,6 +50,9 @@ _PROBE = 64
 _DIFFERENCES = 1 << 20
 """Differences of these coordinates that are computed at once: bounds memory."""
 
+_ROUNDING = 1e-12
+"""A squared distance below this share of the squared norms that it was computed from is none."""
+
 _CANCELLED = 1e-6
 """A squared distance below this share of the squared distance to the centre is computed again."""
 
@@ -348,6 +351,14 @@ def distances_from_gram(updates: Tensor, gram: Matrix) -> Matrix:
     upper = np.triu(distances, 1)
     mirrored: Matrix = (upper + upper.T)[np.ix_(twins, twins)]
     return mirrored
+
+
+def distances_of(gram: Matrix) -> Matrix:
+    """The squared distances that inner products alone tell; what may be rounding is 0."""
+    norms = gram.diagonal()
+    both = norms[:, None] + norms[None, :]
+    distances = both - 2 * gram
+    return np.where(distances > _ROUNDING * both, distances, 0.0)
 
 
 def _squared_distance(left: Tensor, right: Tensor) -> float:

@@ -19,7 +19,13 @@ from torch import Tensor
 
 from holdout import device
 from holdout.parallel import keep_blas_to_one_thread, map_runs
-from holdout.rules.distance import Matrix, central_row, centred_gram, distances_from_gram
+from holdout.rules.distance import (
+    Matrix,
+    central_row,
+    centred_gram,
+    distances_from_gram,
+    distances_of,
+)
 from holdout.rules.rule import HONEST_MAJORITY, admit
 
 TOLERANCE = 1e-8
@@ -68,6 +74,22 @@ def geometric_median(updates: Tensor, *, f: int) -> Tensor:
     with keep_blas_to_one_thread():
         weights = _weights(gram)
     return combined(rows, centre, weights)
+
+
+def geometric_weights(gram: Matrix, *, f: int) -> Matrix:
+    """The weights of the updates in `geometric_median`, nearly, by their inner products."""
+    del f
+    distances = distances_of(gram)
+    held = _update_of_least_sum(distances)
+    if held is not None:
+        alone = np.zeros(len(gram))
+        alone[held] = 1.0
+        return alone
+    centre = int(distances.sum(axis=1).argmin())
+    to_centre = gram[centre]
+    weights = _weights(gram - to_centre[:, None] - to_centre[None, :] + gram[centre, centre])
+    weights[centre] += 1 - weights.sum()
+    return weights
 
 
 def _update_of_least_sum(distances: Matrix) -> int | None:

@@ -11,7 +11,7 @@ from holdout import device
 from holdout.errors import UserError
 from holdout.parallel import map_runs
 from holdout.rules.context import RuleContext, source_of
-from holdout.rules.distance import squared_distances
+from holdout.rules.distance import Matrix, distances_of, squared_distances
 from holdout.rules.norms import (
     check_positive,
     clip_scales,
@@ -27,6 +27,10 @@ BUCKET_SIZE = 2
 
 _BLOCK = 1 << 13
 """Coordinates mixed at a time."""
+
+_TIED = 1e-6
+"""Squared distances of an update that differ by less than this share of the larger and of its own
+squared norm may change places when updates are rounded."""
 
 
 def nnm(updates: Tensor, *, f: int) -> Tensor:
@@ -80,6 +84,23 @@ def nnm(updates: Tensor, *, f: int) -> Tensor:
     map_runs(work, d, min(d, _BLOCK))
     mixed[spoilt] = np.nan
     return device.from_numpy(mixed, like=updates)
+
+
+def nnm_mix(gram: Matrix, *, f: int) -> Matrix | None:
+    """The shares of the updates in the rows that `nnm` makes, unless a near tie decides them."""
+    n = len(gram)
+    distances = distances_of(gram)
+    order = np.argsort(distances - np.eye(n), axis=1, kind="stable")
+    ranked = np.take_along_axis(distances, order, axis=1)
+    for near, row, square in zip(order, ranked, gram.diagonal(), strict=True):
+        within = _TIED * (square + row[n - f - 1])
+        tied = near[np.abs(row - row[n - f - 1]) <= within]
+        # Which of several twins is kept makes no difference.
+        if f and row[n - f] - row[n - f - 1] <= within and distances[np.ix_(tied, tied)].any():
+            return None
+    shares = np.zeros((n, n))
+    np.put_along_axis(shares, order[:, : n - f], 1 / (n - f), axis=1)
+    return shares
 
 
 def bucketing(
@@ -165,6 +186,12 @@ def clipping(updates: Tensor, *, f: int, radius: float = CLIPPING_RADIUS) -> Ten
     return scaled(updates, scales)
 
 
+def clipping_mix(gram: Matrix, *, f: int, radius: float = CLIPPING_RADIUS) -> Matrix:
+    """The shares of the updates in the rows that `clipping` makes."""
+    del f
+    return np.diag(clip_scales(np.sqrt(gram.diagonal()), radius))
+
+
 def arc(updates: Tensor, *, f: int) -> Tensor:
     """The longest updates scaled down to the norm of the longest of the others.
 
@@ -191,9 +218,20 @@ def arc(updates: Tensor, *, f: int) -> Tensor:
     updates = admit("arc", updates, f=f, needs=HONEST_MAJORITY)
     n = len(updates)
     lengths = norms(updates)
-    radius = float(np.sort(lengths)[n - 1 - 2 * f * (n - f) // n])
+    radius = _arc_radius(lengths, f)
     scales = clip_scales(lengths, radius) if np.isfinite(radius) else np.ones(n)
     if not np.isfinite(lengths).all():
         # Where float64 only overflowed, what is cut to the radius is nothing.
         scales[~finite_rows(updates)] = 1.0
     return scaled(updates, scales)
+
+
+def arc_mix(gram: Matrix, *, f: int) -> Matrix:
+    """The shares of the updates in the rows that `arc` makes."""
+    lengths = np.sqrt(gram.diagonal())
+    return np.diag(clip_scales(lengths, _arc_radius(lengths, f)))
+
+
+def _arc_radius(lengths: Matrix, f: int) -> float:
+    n = len(lengths)
+    return float(np.sort(lengths)[n - 1 - 2 * f * (n - f) // n])

@@ -14,6 +14,8 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -66,6 +68,13 @@ class LieLine:
         """What a rule that takes a context gets."""
         return made_context(self.context, self.voters, range(len(self.honest), self.count))
 
+
+Mix = Callable[..., npt.NDArray[np.float64] | None]
+"""(inner products of the updates, f=..., and a pre-aggregation's parameters by name) -> the share
+of every update in each row that it makes; None where a near tie decides, so that rounding might."""
+
+Weigh = Callable[..., npt.NDArray[np.float64]]
+"""(inner products of the updates, f=...) -> the weight of each in the result."""
 
 Rehearse = Callable[[LieLine], Callable[[float], bool]]
 """A line of lies -> for a strength, whether the rule selects the lie."""
@@ -122,6 +131,7 @@ class PreAggregation:
             rule behind it can then still say which proposals it chose.
         needs: How many updates it needs.
         leaves: How many rows it makes of n, `leaves(n)`; takes the function's parameters by name.
+        mix: How it mixes updates, if their inner products decide that (`holdout.rules.outlook`).
 
     Example:
         >>> from holdout.rules import PRE_AGGREGATIONS
@@ -135,6 +145,7 @@ class PreAggregation:
     keeps_rows: bool
     needs: Needs
     leaves: Callable[..., int] = as_many
+    mix: Mix | None = None
 
     def __call__(self, updates: Tensor, *, f: int, context: RuleContext | None = None) -> Tensor:
         """The updates as the rule behind it sees them."""
@@ -146,6 +157,7 @@ class PreAggregation:
             self,
             function=partial(self.function, **parameters),
             leaves=_with_those_it_takes(self.leaves, parameters),
+            mix=self.mix and _with_those_it_takes(self.mix, parameters),
         )
 
 
@@ -161,6 +173,9 @@ class Rule:
         rehearse: How an attacker finds out whether it selects a lie, or `LEAVES_NOBODY_OUT`.
         needs: How many updates it needs, and whether a root set or voters.
         pre: The pre-aggregations in front of it, first to last.
+        weigh: How it weighs updates, if their inner products decide that, and the result follows
+            them without a jump (`holdout.rules.outlook`).
+        is_steady: Whether updates that are a little different give a result that is.
 
     Example:
         >>> from holdout.rules import RULES
@@ -176,6 +191,8 @@ class Rule:
     rehearse: Rehearse | None
     needs: Needs
     pre: tuple[PreAggregation, ...] = ()
+    weigh: Weigh | None = None
+    is_steady: bool = False
 
     def __repr__(self) -> str:
         return f"<Rule: {self.label}, {self.needs.bound}>"
@@ -222,7 +239,9 @@ class Rule:
         rehearses the rule by running it.
         """
         choose = self.choose and _with_those_it_takes(self.choose, parameters)
-        rule = replace(self, function=partial(self.function, **parameters), choose=choose)
+        rule = replace(
+            self, function=partial(self.function, **parameters), choose=choose, weigh=None
+        )
         return rule if self.rehearse is LEAVES_NOBODY_OUT else rehearsed_by_running(rule)
 
     @property

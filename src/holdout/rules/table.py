@@ -23,9 +23,18 @@ from holdout.rules.distance import (
     multi_krum_choice,
     multi_krum_indices,
 )
-from holdout.rules.geometric import geometric_median
+from holdout.rules.geometric import geometric_median, geometric_weights
 from holdout.rules.norms import centered_clipping, norm_bound_mean
-from holdout.rules.preaggregation import arc, bucket_count, bucketing, clipping, nnm
+from holdout.rules.preaggregation import (
+    arc,
+    arc_mix,
+    bucket_count,
+    bucketing,
+    clipping,
+    clipping_mix,
+    nnm,
+    nnm_mix,
+)
 from holdout.rules.rule import (
     ANY_NUMBER,
     HONEST_MAJORITY,
@@ -90,6 +99,7 @@ RULES: Mapping[str, Rule] = MappingProxyType(
             choose=lambda updates, _f: range(len(updates)),
             rehearse=LEAVES_NOBODY_OUT,
             needs=ANY_NUMBER,
+            weigh=lambda gram, *, f: np.full(len(gram), 1 / (len(gram) + 0 * f)),
         ),
         "median": Rule(
             median,
@@ -97,6 +107,7 @@ RULES: Mapping[str, Rule] = MappingProxyType(
             choose=NAMES_NOBODY,
             rehearse=rehearsal.by_place(lambda n, _f: ((n - 1) // 2, n // 2)),
             needs=HONEST_MAJORITY,
+            is_steady=True,
         ),
         "trimmed-mean": Rule(
             trimmed_mean,
@@ -104,6 +115,7 @@ RULES: Mapping[str, Rule] = MappingProxyType(
             choose=NAMES_NOBODY,
             rehearse=rehearsal.by_place(lambda n, f: (f, n - f - 1)),
             needs=HONEST_MAJORITY,
+            is_steady=True,
         ),
         "mean-around-median": Rule(
             mean_around_median,
@@ -146,6 +158,7 @@ RULES: Mapping[str, Rule] = MappingProxyType(
             choose=NAMES_NOBODY,
             rehearse=LEAVES_NOBODY_OUT,
             needs=HONEST_MAJORITY,
+            weigh=geometric_weights,
         ),
         "caf": rehearsed_by_running(
             Rule(
@@ -220,12 +233,18 @@ RULES: Mapping[str, Rule] = MappingProxyType(
 
 PRE_AGGREGATIONS: Mapping[str, PreAggregation] = MappingProxyType(
     {
-        "nnm": PreAggregation(nnm, label="NNM", keeps_rows=False, needs=HONEST_MAJORITY),
-        "clipping": PreAggregation(clipping, label="clipping", keeps_rows=True, needs=ANY_NUMBER),
+        "nnm": PreAggregation(
+            nnm, label="NNM", keeps_rows=False, needs=HONEST_MAJORITY, mix=nnm_mix
+        ),
+        "clipping": PreAggregation(
+            clipping, label="clipping", keeps_rows=True, needs=ANY_NUMBER, mix=clipping_mix
+        ),
         "bucketing": PreAggregation(
             bucketing, label="bucketing", keeps_rows=False, needs=ANY_NUMBER, leaves=bucket_count
         ),
-        "arc": PreAggregation(arc, label="ARC", keeps_rows=True, needs=HONEST_MAJORITY),
+        "arc": PreAggregation(
+            arc, label="ARC", keeps_rows=True, needs=HONEST_MAJORITY, mix=arc_mix
+        ),
     }
 )
 """Every pre-aggregation by its name in a config."""
