@@ -9,6 +9,7 @@ import zipfile
 import pytest
 from tests.node.test_commands import NAMES, init_all, run
 
+from holdout.node.membership.members import read_member
 from holdout.node.runtime.check import CheckResult, check_node
 
 BEACON = ("--beacon", "00" * 32, "--shape", "8", "--classes", "3")
@@ -167,7 +168,15 @@ def test_a_member_goes_on_with_its_settings_and_new_keys(made, capsys):
     settings.write_text(settings.read_text().replace("# delay = 500 ", "delay = 700 "))
     again = ("--name", "bob", "--address", "h:1", "--like", made / "bob")
     assert run("node", "init", made / "bob-2", *again) == 0
-    assert (made / "bob-2" / "node.toml").read_bytes() == settings.read_bytes()
+    # It moves, and so does where it listens, unless that was another address anyway.
+    old_listen = f'listen = "{read_member(settings.parent / "member.toml")[0].address}"'
+    moved = settings.read_text().replace(old_listen, 'listen = "h:1"')
+    assert (made / "bob-2" / "node.toml").read_text() == moved != settings.read_text()
+    settings.write_text(settings.read_text().replace(old_listen, 'listen = "0.0.0.0:7"'))
+    assert run("node", "init", made / "bob-3", *again) == 0
+    assert (made / "bob-3" / "node.toml").read_bytes() == settings.read_bytes()
+    assert run("node", "init", made / "bob-4", *again, "--listen", "0.0.0.0:8") == 0
+    assert 'listen = "0.0.0.0:8"' in (made / "bob-4" / "node.toml").read_text()
     for key in ("signing.seed", "vrf.seed", "tls.key", "beacon.share"):
         old, new = (made / name / "keys" / key for name in ("bob", "bob-2"))
         assert old.read_bytes() != new.read_bytes()

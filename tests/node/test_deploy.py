@@ -20,9 +20,13 @@ UNIT = DEPLOY / "holdout-node@.service"
 NAMES = ("alice", "bob", "carol", "dave")
 
 
+PACKAGES = {"systemd-analyze": "systemd", "promtool": "prometheus"}
+
+
 def needs(tool):
-    """Skip a test where its tool is missing."""
-    return pytest.mark.skipif(shutil.which(tool) is None, reason=f"there is no {tool} here")
+    """Skip a test where its tool is missing, and say how to get it."""
+    why = f"there is no {tool} here; Debian has it in the package {PACKAGES[tool]}"
+    return pytest.mark.skipif(shutil.which(tool) is None, reason=why)
 
 
 def metric_names():
@@ -58,9 +62,9 @@ def test_the_unit_is_hardened():
 
 @needs("promtool")
 def test_prometheus_understands_rules_and_config():
-    for what, name in (("rules", "alerts.yaml"), ("config", "prometheus.yaml")):
+    for command in ("check rules alerts.yaml", "check config prometheus.yaml"):
         done = subprocess.run(
-            ["promtool", "check", what, name],
+            ["promtool", *command.split()],
             cwd=DEPLOY,
             capture_output=True,
             text=True,
@@ -69,9 +73,21 @@ def test_prometheus_understands_rules_and_config():
         assert done.returncode == 0, done.stderr
 
 
+@needs("promtool")
+def test_each_alert_fires_on_what_it_is_for():
+    done = subprocess.run(
+        ["promtool", "test", "rules", "alerts-test.yaml"],
+        cwd=DEPLOY,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
 def test_alerts_and_dashboard_ask_for_metrics_that_exist():
     known = metric_names()
-    for name in ("alerts.yaml", "grafana-dashboard.json"):
+    for name in ("alerts.yaml", "alerts-test.yaml", "grafana-dashboard.json"):
         asked = set(re.findall(r"\bholdout_\w+", (DEPLOY / name).read_text()))
         assert asked
         assert asked <= known, name
@@ -81,6 +97,8 @@ def test_alerts_say_what_to_do():
     yaml = pytest.importorskip("yaml")
     rules = yaml.safe_load((DEPLOY / "alerts.yaml").read_text())["groups"][0]["rules"]
     assert len({rule["alert"] for rule in rules}) == len(rules) >= 10
+    tested = (DEPLOY / "alerts-test.yaml").read_text()
+    assert set(re.findall(r'alertname="(\w+)"', tested)) == {rule["alert"] for rule in rules}
     for rule in rules:
         assert set(rule["annotations"]) == {"summary", "action"}
         assert rule["labels"]["severity"] in {"critical", "warning", "info"}

@@ -113,6 +113,13 @@ def test_two_members_with_one_key_are_refused(tmp_path):
         Network.read(path)
 
 
+def test_two_members_with_one_address_are_refused(tmp_path):
+    for name in ("alice", "bob"):
+        members.init_node(tmp_path / name, name=name, address="127.0.0.1:5000")
+    with pytest.raises(UserError, match=r"alice and bob have the same address, 127\.0\.0\.1:5000"):
+        network_creation.gather([tmp_path / "alice", tmp_path / "bob"])
+
+
 def test_a_members_file_proves_itself(tmp_path):
     members.init_node(tmp_path / "a", name="alice", address="127.0.0.1:5000")
     path = tmp_path / "a" / "member.toml"

@@ -8,6 +8,7 @@ from tests.node.test_page import member, report
 
 from holdout.node.network.blobs import Blobs
 from holdout.node.network.queues import KIND_NAMES, kind_name
+from holdout.node.network.refusals import REASONS
 from holdout.node.runtime.metrics import METRICS, NamedHistograms, NodeCollector, metrics_text
 from holdout.node.runtime.watch import Watch
 
@@ -74,6 +75,16 @@ def test_counters_gauges_and_histograms_are_what_they_are_called():
     assert value["holdout_sent_bytes_total", ("message", "vote"), node] == 10
     assert value["holdout_seconds_total", ("kind", "disk"), node] == 1
     assert families["holdout_round_seconds"].type == "histogram"
+
+
+def test_what_alerts_wait_for_is_counted_from_nothing_on():
+    # A counter that appears with its first event shows no increase.
+    given = report(**{**MORE, "refused": {}}, members=[member(0), member(1), member(2, caught=1)])
+    families = {f.name: f for f in parse(metrics_text(NodeCollector(lambda: [given])).decode())}
+    caught = {s.labels["member"]: s.value for s in families["holdout_evidence"].samples}
+    assert caught == {"alice": 0, "bob": 0, "<b>carol</b>": 1}
+    refused = {s.labels["reason"]: s.value for s in families["holdout_refused_connections"].samples}
+    assert refused == dict.fromkeys(REASONS, 0)
 
 
 def test_what_is_not_known_is_left_out():

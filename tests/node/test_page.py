@@ -129,6 +129,11 @@ def test_the_page_the_metrics_and_nothing_else_are_served():
             answer.read()
             connection.close()
             assert answer.status == status, path
+        for path in ("/", "/events"):
+            answer, connection = ask(port, path, "HEAD")
+            # Without a body, after which a client that goes on reading would find another answer.
+            assert (answer.status, answer.fp.read()) == (200, b"")
+            connection.close()
         answer, connection = ask(port, "/", host="evil.example.org")
         answer.close()
         connection.close()
@@ -185,6 +190,13 @@ def test_alarms_are_told_once_with_the_nodes_that_raise_them():
     assert [
         a.level for a in alarms_of(report(certificate_expires="2001-01-01T00:00:00+00:00"))
     ] == ["error"]
+
+
+def test_who_is_not_heard_is_not_called_slow():
+    members = [member(0), member(1, slow=True), member(2, heard=False, slow=True)]
+    members.append(member(3, heard=False, left=True))
+    texts = [a.text for a in alarms_of(report(members=members, slow=["bob", "<b>carol</b>"]))]
+    assert texts == ["not heard: <b>carol</b>", "slow: bob"]
 
 
 def test_a_long_history_is_thinned_and_keeps_its_newest_round():

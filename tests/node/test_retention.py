@@ -67,6 +67,24 @@ def test_what_is_young_is_kept_and_the_last_rounds_always_are(store_folder, netw
     store.close()
 
 
+def test_what_is_old_is_found_without_looking_at_all_that_is_kept(store_folder, network):
+    store = open_again(store_folder, network, Retention()).store
+    store._database.execute("DROP INDEX blobs_by_round")  # As an older version made it.
+    store.close()
+    store = open_again(store_folder, network, Retention(2, 2, 3, 25, 25, 25)).store
+    asked = []
+    store._database.set_trace_callback(asked.append)
+    play(store, network, 12, seconds=60)
+    store.usage()
+    store._database.set_trace_callback(None)
+    questions = {question for question in asked if "FROM blobs" in question}
+    assert len(questions) > 12
+    for question in questions:
+        plan = [row[3] for row in store._database.execute(f"EXPLAIN QUERY PLAN {question}")]
+        assert all(step.startswith("SEARCH blobs") for step in plan), (question, plan)
+    store.close()
+
+
 def test_without_room_the_oldest_go_first_but_never_the_last_rounds(store_folder, network):
     size = 10_000
     retention = Retention(

@@ -4,6 +4,7 @@ member.toml   public keys, address and certificate request (`holdout node init`)
 a share file  its share of the beacon, once the roster is closed (`holdout node reveal`)
 """
 
+import re
 from hashlib import sha256
 from pathlib import Path
 
@@ -53,7 +54,8 @@ def init_node(
         address: Where others reach it.
         listen: Where it listens; None: at the address.
         make_worker: The function that makes its worker.
-        like: A folder of the same member, whose `node.toml` is taken as it is; keys are new.
+        like: A folder of the same member, whose `node.toml` is taken; keys are new. Where it
+            listens is changed if `listen` says so, or if it listened at an address that it leaves.
     """
     if (folder / KEYS).exists() or (folder / SETTINGS).exists():
         raise UserError(f"{folder} is a node already; its keys are never replaced")
@@ -67,9 +69,30 @@ def init_node(
     identity = create_identity(folder / KEYS, name)
     write_settings(folder, name=name, listen=listen or address, make_worker=make_worker)
     if like is not None:
-        write_atomic(folder / SETTINGS, (like / SETTINGS).read_bytes())
+        listen = listen or _new_listen(like, address)
+        write_atomic(folder / SETTINGS, _settings_like(like, listen))
     read_settings(folder)
     write_member(folder / MEMBER, identity, _member(identity, name, address))
+
+
+def _new_listen(like: Path, address: str) -> str:
+    """Where the member of this folder listens once it is reached at another address."""
+    listen = read_settings(like).node.listen
+    if not (like / MEMBER).exists():
+        return listen
+    return address if listen == read_member(like / MEMBER)[0].address else listen
+
+
+def _settings_like(like: Path, listen: str) -> bytes:
+    """The `node.toml` of a folder, but for where the node listens."""
+    settings, old = (like / SETTINGS).read_text("utf-8"), read_settings(like).node.listen
+    if listen == old:
+        return settings.encode()
+    line = rf"(?m)^(\s*listen\s*=\s*)([\"']){re.escape(old)}\2"
+    settings, count = re.subn(line, lambda found: f'{found[1]}"{listen}"', settings, count=1)
+    if not count:
+        raise UserError(f"listen in {like / SETTINGS} is not one line, so it cannot be changed")
+    return settings.encode()
 
 
 def _member(identity: Identity, name: str, address: str) -> Member:

@@ -183,6 +183,12 @@ def gather(paths: Sequence[Path]) -> list[tuple[Member, bytes]]:
     names = [member.name for member, _ in found]
     if len(set(names)) < len(names):
         raise UserError(f"two members have the same name: {', '.join(names)}")
+    for place, (member, _) in enumerate(found):
+        for other, _ in found[:place]:
+            if other.address == member.address:
+                raise UserError(
+                    f"{other.name} and {member.name} have the same address, {member.address}"
+                )
     return found
 
 

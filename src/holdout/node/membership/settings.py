@@ -154,7 +154,7 @@ _TEMPLATE = """\
 name = "{name}"
 listen = "{listen}"            # the address to listen on, HOST:PORT
 # log_level = "info"              # debug, info, warning, error
-# metrics = "127.0.0.1:9100"      # serve metrics in Prometheus's text format here
+# metrics = "127.0.0.1:9100"      # serve a page, and metrics for Prometheus, here
 
 [worker]
 # Your code, package.module:make_worker. It is called once, in a separate process, as

@@ -35,6 +35,8 @@ CONNECTIONS = (
     (re.compile(r"received corrupt message|received fatal alert|handshake"), "no-tls"),
 )
 """Patterns of Zenoh's lines about refused connections, and what we call the reason."""
+REASONS = tuple(reason for _, reason in CONNECTIONS)
+"""Why connections are refused."""
 
 _MESSAGE = "Msg intercepted!"
 _SOURCE = re.compile(r"src=[a-z]+/([0-9a-f]+)")

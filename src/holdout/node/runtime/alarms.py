@@ -48,8 +48,13 @@ def _warnings(report: Mapping[str, Any]) -> list[Trouble]:
     found = []
     if report["observer"]:
         found.append("the node only watches: it has lost its memory, or may not vote yet")
-    if report["slow"]:
-        found.append(f"slow: {', '.join(report['slow'])}")
+    others = [member for member in report["members"] if not member["own"]]
+    unheard = [m["name"] for m in others if not m["heard"] and not m["left"]]
+    if unheard:
+        found.append(f"not heard: {', '.join(unheard)}")
+    slow = [name for name in report["slow"] if name not in unheard]
+    if slow:
+        found.append(f"slow: {', '.join(slow)}")
     if report["evidence"]:
         found.append(f"caught lying: {', '.join(report['evidence'])}")
     flooding = [member["name"] for member in report["members"] if member["floods"]]

@@ -14,6 +14,8 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from holdout.node.network.refusals import REASONS
+
 PREFIX = "holdout_"
 Report = Mapping[str, Any]
 Value = float | Mapping[str, float]
@@ -66,6 +68,17 @@ def _certificate_seconds(report: Report) -> float:
     return datetime.fromisoformat(report["certificate_expires"]).timestamp() - time.time()
 
 
+# A counter that appears with its first event shows no increase, so alerts would miss that one.
+
+
+def _caught(report: Report) -> Value:
+    return {member["name"]: float(member["caught"]) for member in report["members"]}
+
+
+def _refused(report: Report) -> Value:
+    return {**dict.fromkeys(REASONS, 0.0), **report["refused"]}
+
+
 def _dropped(report: Report) -> dict[str, float]:
     found: dict[str, float] = {}
     for member in report["members"]:
@@ -103,7 +116,7 @@ METRICS = (
         _members("unserved"),
         "member",
     ),
-    Reading("evidence_total", "Times caught lying.", lambda r: r["evidence"], "member"),
+    Reading("evidence_total", "Times caught lying.", _caught, "member"),
     Reading("rounds_total", "Rounds decided since the start.", lambda r: r["rounds"]),
     Reading("steps_total", "Rounds that changed the model.", lambda r: r["steps"]),
     Reading("extra_periods_total", "Periods beyond a round's first.", lambda r: r["periods"]),
@@ -118,7 +131,7 @@ METRICS = (
     Reading(
         "unanswered_total", "Questions not answered in time.", lambda r: r["unanswered"], "member"
     ),
-    Reading("refused_connections_total", "Refused connections.", lambda r: r["refused"], "reason"),
+    Reading("refused_connections_total", "Refused connections.", _refused, "reason"),
     Reading(
         "refused_messages_total",
         "Messages under a foreign name.",

@@ -151,22 +151,32 @@ class PageServer:
 
     async def _respond(self, request: str, writer: asyncio.StreamWriter) -> None:
         method, path, *_ = (*request.split("\r\n", 1)[0].split(" "), "", "")
-        if self._local and not _is_local(_header(request, "host")):
-            # A page from elsewhere whose name was made to point here must not read this one.
-            writer.write(self._head("403 Forbidden", "text/plain", b"ask for 127.0.0.1\n"))
-        elif method not in {"GET", "HEAD"}:
-            writer.write(self._head("405 Method Not Allowed", "text/plain", b"read-only\n"))
-        elif path == "/metrics":
-            kind = "text/plain; version=0.0.4; charset=utf-8"
-            writer.write(self._head("200 OK", kind, self._source.metrics()))
-        elif path == "/":
-            writer.write(self._head("200 OK", "text/html; charset=utf-8", self._page))
-        elif path != "/events":
-            writer.write(self._head("404 Not Found", "text/plain", b"there are /, /metrics\n"))
-        elif self._browsers >= BROWSERS_MAX:
-            writer.write(self._head("503 Service Unavailable", "text/plain", b"too many\n"))
+        answer = self._answer(request, method, path)
+        if answer is not None:
+            head, end, body = answer.partition(b"\r\n\r\n")
+            writer.write(head + end + (b"" if method == "HEAD" else body))
+        elif method == "HEAD":
+            writer.write(self._head("200 OK", "text/event-stream", None))
         else:
             await self._stream(writer)
+
+    def _answer(self, request: str, method: str, path: str) -> bytes | None:
+        """The answer to a request; None: the stream of events."""
+        if self._local and not _is_local(_header(request, "host")):
+            # A page from elsewhere whose name was made to point here must not read this one.
+            return self._head("403 Forbidden", "text/plain", b"ask for 127.0.0.1\n")
+        if method not in {"GET", "HEAD"}:
+            return self._head("405 Method Not Allowed", "text/plain", b"read-only\n")
+        if path == "/metrics":
+            kind = "text/plain; version=0.0.4; charset=utf-8"
+            return self._head("200 OK", kind, self._source.metrics())
+        if path == "/":
+            return self._head("200 OK", "text/html; charset=utf-8", self._page)
+        if path != "/events":
+            return self._head("404 Not Found", "text/plain", b"there are /, /metrics\n")
+        if self._browsers >= BROWSERS_MAX:
+            return self._head("503 Service Unavailable", "text/plain", b"too many\n")
+        return None
 
     def _head(self, status: str, kind: str, body: bytes | None) -> bytes:
         lines = [

@@ -59,6 +59,10 @@ CREATE TABLE blobs(digest BLOB PRIMARY KEY, kind INTEGER NOT NULL, round INTEGER
 CREATE TABLE evidence(worker INTEGER, round INTEGER, kind INTEGER, proof BLOB NOT NULL,
     PRIMARY KEY (worker, round, kind)) STRICT;
 """
+_INDEX = "CREATE INDEX IF NOT EXISTS blobs_by_round ON blobs(kind, round)"
+"""So that what is old is found at once, however much is kept."""
+_OLD = "SELECT digest FROM blobs WHERE kind = ? AND round <= ? ORDER BY round"
+_OLDEST = "SELECT min(round) FROM blobs WHERE kind = ?"
 
 
 class Store:
@@ -227,10 +231,7 @@ class Store:
         if not kept:
             return
         newest = self._newest_models()
-        rows = self._database.execute(
-            "SELECT digest FROM blobs WHERE kind = ? AND round <= ? ORDER BY round",
-            (int(kind), round_number - kept),
-        )
+        rows = self._database.execute(_OLD, (int(kind), round_number - kept))
         yield from (Digest(row[0]) for row in rows if Digest(row[0]) not in newest)
 
     def _excess(self) -> int:
@@ -288,11 +289,14 @@ class Store:
         """How much the store takes, and how far back it reaches."""
         if self._blob_bytes is None:
             self._blob_bytes = sum(size_of(path) for path in self._blobs.iterdir())
-        oldest = self._database.execute("SELECT kind, min(round) FROM blobs GROUP BY kind")
+        oldest = {
+            WORDS[kind]: self._database.execute(_OLDEST, (int(kind),)).fetchone()[0]
+            for kind in BlobKind
+        }
         return Usage(
             self._blob_bytes + size_of(self._folder / DATABASE),
             shutil.disk_usage(self._folder).free,
-            {WORDS[BlobKind(kind)]: number for kind, number in oldest},
+            {word: number for word, number in oldest.items() if number is not None},
         )
 
     def safety(self) -> bytes | None:
@@ -312,6 +316,7 @@ class Store:
     def take_as_own(self, *, forget_votes: bool) -> None:
         """Note that the database lies in this file now, and forget votes that may be outdated."""
         with self._transaction() as database:
+            database.execute(_INDEX)  # One made by an older version has none.
             if forget_votes:
                 database.execute("DELETE FROM safety")
             mark = file_mark(self._folder / DATABASE)
@@ -377,7 +382,7 @@ def make(folder: Path, genesis: Genesis, state: bytes | None) -> None:
     partial.unlink(missing_ok=True)
     database = connect(partial)
     try:
-        database.executescript(f"BEGIN; {_SCHEMA} COMMIT;")
+        database.executescript(f"BEGIN; {_SCHEMA} {_INDEX}; COMMIT;")
         database.execute("BEGIN IMMEDIATE")
         database.execute("INSERT INTO meta VALUES ('chain', ?)", (genesis.chain,))
         database.execute("INSERT INTO meta VALUES ('file', ?)", (file_mark(partial),))
