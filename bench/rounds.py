@@ -20,14 +20,14 @@ SCORERS = ("_score", "combination_losses")
 
 def rows() -> list[Row]:
     """Scoring's share of a round with approvals, the adaptive attack included."""
-    data = _as_large_as_mnist()
+    data = as_large_as_mnist()
     return [
         Row(f"{rule} round, 30 + 30, m_c = 2,000: scoring / all", _scoring_share(rule, data), 0.8)
         for rule in ("holdout-1", "holdout-paper")
     ]
 
 
-def _as_large_as_mnist() -> Dataset:
+def as_large_as_mnist() -> Dataset:
     """60,000 digits: the 4,000 that come with a dependency, again and again, with noise."""
     digits = load("mnist-5k")
     noise = torch.randn(60_000, *digits.shape, generator=torch.Generator().manual_seed(0))

@@ -6,9 +6,9 @@ it is part of the round's state: it is saved in checkpoints, and no two curves o
 """
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 from torch import Tensor
 
@@ -16,6 +16,8 @@ from holdout import device
 from holdout.errors import HoldoutError, PluginError, UserError
 from holdout.tracebacks import Failure, failure_of, place_of, summary_of, with_place
 
+T = TypeVar("T")
+U = TypeVar("U")
 Kept = dict[str, Tensor]
 """Tensors by name."""
 
@@ -90,12 +92,61 @@ def guard(what: str, action: Callable[[], Any], code: object = None) -> Any:
         raise PluginError(message, failure_of("run", what, error).traceback) from error
 
 
-def counted(kind: str, error: PluginError) -> Failure:
-    """The failure to count in a round's record; raises the error if no custom code raised it."""
+def counted(kind: str, error: PluginError, who: str = "") -> Failure:
+    """The failure to count in a round's record; raises the error if no custom code raised it.
+
+    Args:
+        kind: What was asked.
+        error: What `guard` made of it.
+        who: Who was asked, if that is not the custom code itself.
+    """
     cause = error.__cause__
     if cause is None or place_of(cause) is None:
         raise error
-    return failure_of(kind, str(error).partition(" raised ")[0], cause)
+    return failure_of(kind, who + str(error).partition(" raised ")[0], cause)
+
+
+def spare(
+    action: Callable[[], T], *, kind: str, failures: list[Failure], who: str = ""
+) -> T | None:
+    """What a guarded action gives; None, and a failure more, if custom code raises in it."""
+    try:
+        return action()
+    except PluginError as error:
+        failures.append(counted(kind, error, who))
+        return None
+
+
+def ask_each(
+    ask: Callable[[Sequence[T]], Iterable[U]],
+    members: Sequence[T],
+    *,
+    kind: str,
+    who: Callable[[T], str],
+    failures: list[Failure],
+) -> list[U | None]:
+    """What all members answer together; if custom code raises in that, what each answers alone.
+
+    None for a member with whom it raises then, too. If it raises with nobody alone, nothing is
+    missing, but it has raised: that is counted once.
+    """
+    try:
+        return list(ask(members))
+    except PluginError as error:
+        together = counted(kind, error)
+    before = len(failures)
+
+    def alone(member: T) -> U | None:
+        def answer() -> U:
+            (found,) = ask([member])
+            return found
+
+        return spare(answer, kind=kind, failures=failures, who=who(member))
+
+    answers = [alone(member) for member in members]
+    if len(failures) == before:
+        failures.append(together)
+    return answers
 
 
 def _version(tensor: Tensor) -> int:

@@ -8,7 +8,7 @@ The tree says whose fault it is:
     │   ├── InfeasibleError     the rule cannot work with this n and f
     │   ├── DataError           a data file is missing, damaged or of the wrong kind
     │   ├── DottedNameError     a "package.module:name" that leads nowhere
-    │   ├── PluginError         a custom rule, attack or model failed while it ran
+    │   ├── PluginError         custom code raised, or returned what it must not
     │   ├── ModelError          a model that does not fit the data, or that we cannot train
     │   ├── RunFolderError      the run folder is taken, damaged, locked or of a different config
     │   │   └── WriteError          a file of it could not be written, such as on a full disk
@@ -96,6 +96,10 @@ class PluginError(UserError):
 
 class ModelError(UserError):
     """A model does not fit the data, or holds state that a flat vector cannot carry."""
+
+
+CUSTOM_CODE_ERRORS = (PluginError, ModelError, DataError)
+"""What ends a run in which custom code fails where there is no round to count it in."""
 
 
 class RunFolderError(UserError):

@@ -223,12 +223,13 @@ def print_table(rows: Sequence[TableRow], title: str, *, so_far: bool = False) -
     when = "so far" if so_far else "at the end"
     name = rows[0].metric.name if rows else ACCURACY.name
     table = Table(title=f"Test {name} {when} ({title})", title_justify="left")
-    table.add_column("rule", no_wrap=True)
+    # What is too long for a narrow terminal is folded: a number cut short would be another one.
+    table.add_column("rule", overflow="fold")
     for column in ("without attack", "under attack", "drop"):
-        table.add_column(column, justify="right", no_wrap=True)
+        table.add_column(column, justify="right", overflow="fold")
     success = any(row.attack_success is not None for row in rows)
     if success:
-        table.add_column("success", justify="right", no_wrap=True)
+        table.add_column("success", justify="right", overflow="fold")
     for row in rows:
         table.add_row(*row.cells(), *([row.success_text()] if success else []))
     # A rule's name is the user's: no part of it is markup.

@@ -18,9 +18,9 @@ from torch import Tensor, nn
 from typing_extensions import TypeIs
 
 from holdout import device
-from holdout.custom_code import describe
+from holdout.custom_code import describe, guard
 from holdout.data.datasets import Shard
-from holdout.errors import HoldoutError, PluginError
+from holdout.errors import PluginError
 from holdout.holdout_scores import HoldoutScores
 from holdout.ids import ProposalId, RoundNumber, WorkerId
 from holdout.learning.losses import CROSS_ENTROPY, Loss
@@ -224,12 +224,8 @@ class HonestWorker:
         if augment is None:
             return batch
         x, y = batch
-        try:
-            made = augment(x.clone(), y.clone(), self._generator("augment", round_number, step))
-        except HoldoutError:
-            raise
-        except Exception as error:
-            raise PluginError(f"data.augment raised {type(error).__name__}: {error}") from error
+        generator = self._generator("augment", round_number, step)
+        made = guard("data.augment", lambda: augment(x.clone(), y.clone(), generator), augment)
         return _checked_batch(made, like=batch)
 
     def _samples(self, rows: Tensor) -> tuple[Tensor, Tensor]:

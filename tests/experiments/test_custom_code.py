@@ -273,10 +273,6 @@ def test_a_run_without_honest_proposals_exits_1_and_keeps_what_was_run(command):
 @pytest.mark.parametrize(
     ("changes", "place"),
     [
-        (
-            ["attack.voters=my_code:ballots", "experiment.rules=['holdout-1']"],
-            "return view.nothing",
-        ),
         (["model.name=my_code:model"], "return torch.nn.Linear"),
         (["data.name=my_code:loader"], "return 1 / 0"),
     ],
@@ -878,7 +874,7 @@ def test_a_model_that_raises_while_it_is_tested_is_told_apart_from_ours(data):
                 raise RuntimeError("too many")
             return self.layer(x)
 
-    with pytest.raises(PluginError, match=r"raised RuntimeError: too many \(.*test_custom_code.py"):
+    with pytest.raises(RunFailed, match=r"raised RuntimeError: too many \(.*test_custom_code.py"):
         run(
             settings(data, "mean"),
             plugins=Plugins(model=lambda shape, classes: Fussy(shape[0], classes)),

@@ -10,7 +10,7 @@ import torch
 from tests import tiny
 
 from holdout.config import Config
-from holdout.errors import ConfigError, DataError, PluginError, UserError
+from holdout.errors import ConfigError, DataError, PluginError, RunFailed, UserError
 from holdout.experiments.holders import SHARDS
 from holdout.experiments.plan import make_plan
 from holdout.experiments.plugins import Plugins
@@ -262,14 +262,19 @@ def test_only_training_batches_are_augmented_and_the_seed_decides_how(own_code):
 
 
 @pytest.mark.parametrize(
-    ("name", "problem"),
+    ("name", "kind", "problem"),
     [
-        ("wide", "data.augment must return finite samples and targets like those that it got"),
-        ("fails", "data.augment raised ZeroDivisionError"),
+        (
+            "wide",
+            PluginError,
+            "data.augment must return finite samples and targets like those that it got",
+        ),
+        # What raises is counted; the run ends first.
+        ("fails", RunFailed, "data.augment raised ZeroDivisionError"),
     ],
 )
-def test_an_augmentation_that_breaks_batches_is_named(own_code, name, problem):
-    with pytest.raises(PluginError, match=problem):
+def test_an_augmentation_that_breaks_batches_is_named(own_code, name, kind, problem):
+    with pytest.raises(kind, match=problem):
         play(data={"augment": f"{own_code}:{name}"})
 
 

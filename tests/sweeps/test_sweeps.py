@@ -2,6 +2,7 @@
 
 import json
 import re
+from dataclasses import replace
 
 import pytest
 from tests import tiny
@@ -10,6 +11,7 @@ from tests.sweeps import rig
 import holdout
 from holdout.commands import run_command
 from holdout.errors import RunFolderError, UserError
+from holdout.sweeps.conditions import conditions_at, conditions_of
 from holdout.sweeps.runner import prepare
 
 GRID = {"federation.byzantine": [0.2, 0.4], "attack.name": ["zero", "sign-flip"]}
@@ -44,6 +46,57 @@ def test_a_sweep_gives_what_single_runs_give(data, whole):
             assert row["final"] == result.accuracy(row["rule"])
             unattacked = result.accuracy("mean", "none")
             assert row["below_unattacked"] == unattacked - row["final"]
+
+
+def test_each_cell_is_told_as_a_single_run_tells_it(data, whole):
+    values = tiny.values(
+        data,
+        experiment={"rules": ["mean"], "seeds": [0], "rounds": 2},
+        federation={"byzantine": 0.4, "assumed_byzantine": 0.4},
+    )
+    values["attack"] = {"name": "sign-flip"}
+    run = holdout.read_run(holdout.run(values))
+    calm, attacked = run.heterogeneity()
+    shares = attacked.judges
+    (row,) = [
+        row
+        for row in whole.rows
+        if (row["rule"], row["federation.byzantine"], row["attack.name"])
+        == ("mean", "0.4", "sign-flip")
+    ]
+    assert row["g2"] == pytest.approx(attacked.dissimilarity.g2)
+    assert row["b2"] == pytest.approx(attacked.dissimilarity.b2)
+    assert (row["judges_least"], row["judges_median"]) == (min(shares), sorted(shares)[1])
+    assert row["judges_needed"] == 4 / 6
+    assert row["liars_proposers"] == attacked.proposers.mean
+    # What a cell is like is that of the mean without attack, for every rule and attack.
+    at = conditions_at(whole.cells, (1,))
+    assert at.g2 == pytest.approx(calm.dissimilarity.g2)
+    assert at.judges == shares
+    assert at.is_covered is (min(shares) > 4 / 6)
+    assert at.proposers == attacked.proposers
+    page = (whole.folder / "sweep.html").read_text()
+    # Below each of the four maps, in both columns.
+    assert page.count('class="like"') == 4
+    assert page.count("needs c &gt; 67 %") == 4
+    assert page.count('aria-label="Share of voters that can judge each class') == 8
+    assert "Under the worst attack: G" in page
+    assert "## What the cells are like" in (whole.folder / "worst.md").read_text()
+
+
+def test_curves_of_older_stores_are_told_without_what_they_lack(whole):
+    curves = [c for a in _attacks(whole.cells) for c in a.curves.values()]
+    bare = [replace(curve, about={}) for curve in curves]
+    at = conditions_of(replace(_attacks(whole.cells)[0], curves=dict(enumerate(bare))))
+    assert (at.judges, at.needed, at.is_covered, at.proposers) == ((), None, None, None)
+    assert at.g2 is not None
+    junk = {"config": {}, "judges": {"shares": {"0": "all"}}, "liars_drawn": {"voters": [1]}}
+    broken = replace(bare[0], about=junk)
+    assert conditions_of(replace(_attacks(whole.cells)[0], curves={0: broken})).judges == ()
+
+
+def _attacks(cells):
+    return [attacked for cell in cells.by_place.values() for attacked in cell.attacks]
 
 
 def test_a_sweep_is_interrupted_and_goes_on_with_the_same_bytes(data, whole, tmp_path):
@@ -113,6 +166,11 @@ def test_another_grid_is_refused_and_nothing_is_lost(data, whole):
     other = rig.values(data, grid={**GRID, "federation.byzantine": [0.1]})
     with pytest.raises(RunFolderError, match=r"holds another sweep: grid.federation.byzantine was"):
         holdout.sweep(other, out=whole.folder, resume=True)
+    many = rig.values(
+        data, grid={"attack.name": ["zero"]}, changes={"training": {"weight_decay": 0.1}}
+    )
+    with pytest.raises(RunFolderError, match=r"training.weight_decay was not set, is 0.1"):
+        holdout.sweep(many, out=whole.folder, resume=True)
     with pytest.raises(RunFolderError, match=r"experiment.rounds was 2, is 1"):
         holdout.sweep(rig.values(data, grid=GRID), out=whole.folder, resume=True, quick=True)
     with pytest.raises(RunFolderError, match="exists and is not empty"):

@@ -9,7 +9,7 @@ from fractions import Fraction
 from pathlib import Path
 from typing import NoReturn, TypeAlias
 
-from holdout.errors import PluginError, WriteError
+from holdout.errors import CUSTOM_CODE_ERRORS, WriteError
 from holdout.shares import read_share
 
 EXIT_OK, EXIT_FAILURE, EXIT_USER, EXIT_INTERRUPTED = 0, 1, 2, 130
@@ -104,7 +104,7 @@ def explain_resuming(begun: Path, command: Sequence[str]) -> Iterator[None]:
     """If the run is stopped once `begun` is there, print the command that continues it."""
     try:
         yield
-    except (KeyboardInterrupt, PluginError, WriteError):
+    except (KeyboardInterrupt, *CUSTOM_CODE_ERRORS, WriteError):
         if begun.exists():
             print(
                 f"\nEverything done so far is kept. Continue with:\n  {shlex.join(command)}",

@@ -114,7 +114,7 @@ class TableRow:
     diverged: int
     """Seeds that ended in numbers that are not finite."""
     honest_missing: float = 0.0
-    """The share of the honest proposals that never arrived, since custom workers failed."""
+    """The share of the honest proposals that never arrived, since custom code failed."""
     metric: Metric = ACCURACY
     """What curves are compared by: accuracy or R2."""
     r2: float | None = None

@@ -6,12 +6,13 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from holdout.curve_rows import count_errors
+from holdout.errors import PluginError, UserError
 from holdout.experiments.report import ERROR, error_text, read_error
 from holdout.results import RunFolder, to_json
+from holdout.tracebacks import failure_of, place_of
 
 if TYPE_CHECKING:
     # Only for their names: the runner is what calls all this.
-    from holdout.errors import PluginError
     from holdout.experiments.runner import Progress, Watch
 
 
@@ -34,7 +35,7 @@ class FirstError:
             (folder.path / ERROR).unlink(missing_ok=True)
 
     def __call__(self, progress: Progress) -> None:
-        """Look at what the round's custom workers raised, and hand the progress on."""
+        """Look at what custom code raised in the round, and hand the progress on."""
         record = progress.record
         if self.found is None and record.custom_errors:
             failure = record.custom_errors[0]
@@ -44,10 +45,14 @@ class FirstError:
                 self._say(f"{self.text}\n{failure.traceback.rstrip()}")
         self._watch(progress)
 
-    def stopped_by(self, error: PluginError) -> None:
+    def stopped_by(self, error: UserError) -> None:
         """Keep what custom code raised that ends the run."""
-        if self.found is None or error.traceback is not None:
-            self._keep({"error": str(error), "traceback": error.traceback})
+        told = error.traceback if isinstance(error, PluginError) else None
+        cause = error.__cause__
+        if told is None and cause is not None and place_of(cause) is not None:
+            told = failure_of("run", "", cause).traceback
+        if self.found is None or told is not None:
+            self._keep({"error": str(error), "traceback": told})
 
     @property
     def text(self) -> str:

@@ -3,6 +3,7 @@
 import copy
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,7 @@ from holdout.learning.losses import Loss, find_loss
 from holdout.learning.models import ModelFactory, build
 from holdout.rules import Rule
 from holdout.seeds import stream
+from holdout.tracebacks import is_custom
 from holdout.voting import draw_byzantine
 from holdout.workers import HonestWorker, Recipe, Worker, is_plain
 
@@ -44,6 +46,8 @@ class ExperimentPlan:
     plugins: Plugins
     factory: ModelFactory
     dataset: Dataset
+    rates: Sequence[float]
+    """The learning rates of the rounds, as far as they change: a custom schedule is asked once."""
 
     @property
     def keys(self) -> list[CurveKey]:
@@ -74,6 +78,7 @@ class ExperimentPlan:
             classes=dataset.classes,
             root=draw_root(dataset.x_train, dataset.y_train, config.data.root_samples, seed=seed),
             trigger=self._trigger,
+            rates=self.rates,
         )
 
     def model(self, seed: int) -> torch.nn.Module:
@@ -182,7 +187,7 @@ def make_plan(
     with device.using(config.experiment.device):
         dataset = (load_data or read_data)(config, plugins)
         fitted, misfits = fit_sizes(config, dataset)
-        plan = ExperimentPlan(fitted, curves, plugins, factory, dataset)
+        plan = ExperimentPlan(fitted, curves, plugins, factory, dataset, lookups.rates)
         _check_fit(plan, misfits)
     return plan
 
@@ -286,15 +291,21 @@ def _check_fit(plan: ExperimentPlan, problems: list[str]) -> None:
         )
     fits = getattr(plan.attack, "data_problems", None)
     if fits is not None:
-        problems.extend(fits(dataset.shape, dataset.classes))
+        problems.extend(
+            guard("data_problems", lambda: list(fits(dataset.shape, dataset.classes)), fits)
+        )
     try:
         if problems:
             model = build(plan.factory, dataset.shape, dataset.outputs, seed=0)
         else:
             _check_memory(config, vector.dimension(plan.model(seed)))
             model = plan.federation(curve, seed).model
+            _poisoned(plan.attack, dataset)
+            _try_other_seeds(plan)
         for attacked, _ in plan.curves:
-            getattr(attacked.act, "check_model", _accept)(model)
+            check = getattr(attacked.act, "check_model", None)
+            if check is not None:
+                guard("check_model", partial(check, model), check)
     except (ModelError, DataError) as error:
         key = "model.name" if isinstance(error, ModelError) else "data.partition"
         value = config.model.name if isinstance(error, ModelError) else config.data.partition
@@ -303,5 +314,10 @@ def _check_fit(plan: ExperimentPlan, problems: list[str]) -> None:
         raise ConfigError(problems, misfits=problems)
 
 
-def _accept(model: torch.nn.Module) -> None:
-    """Stand in for `check_model` of an attack that works with any model."""
+def _try_other_seeds(plan: ExperimentPlan) -> None:
+    """Call custom factories and partitions for each seed: none fails once curves have been run."""
+    for seed in plan.config.experiment.seeds[1:]:
+        if is_custom(plan.factory):
+            plan.model(seed)
+        if ":" in plan.config.data.partition:
+            shards_of(plan.config, plan.dataset, seed)

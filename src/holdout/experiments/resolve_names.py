@@ -35,7 +35,7 @@ from holdout.learning.schedules import rates_of
 from holdout.rules import PRE_AGGREGATIONS, RULES, PreAggregation, Rule, compose
 from holdout.rules.rule import PreFunction, custom_rule
 from holdout.shares import write_share
-from holdout.tracebacks import is_custom
+from holdout.tracebacks import is_custom, summary_of, with_place
 from holdout.voting import VOTES, Gate, Quorum, Terms, tolerated_count
 from holdout.workers import HonestWorker, Worker
 
@@ -103,6 +103,8 @@ class Lookups:
         self.wrong = parsed.wrong
         self.plugins = plugins
         self.problems: list[str] = []
+        self.rates: Sequence[float] = ()
+        """The learning rates of the rounds, as far as they change."""
         self.misfits: list[str] = []
         """Those of the problems that lie in how values go together."""
         self.parameters = RuleParameters(self.config.rules.tables, self.problems)
@@ -207,6 +209,7 @@ class Lookups:
         except PluginError as error:
             self.problems.append(f"training.schedule = {training.schedule!r}: {error}")
             return
+        self.rates = rates
         # A factor to the power of many milestones may leave the range of floats.
         wrong = next((t for t, rate in enumerate(rates, start=1) if not 0 < rate < math.inf), None)
         if wrong is not None:
@@ -366,7 +369,7 @@ class Lookups:
         try:
             made = kind(**given)
         except Exception as error:  # noqa: BLE001
-            self.problems.append(f"{key} = {name!r}: {type(error).__name__}: {error}")
+            self.problems.append(with_place(f"{key} = {name!r}: {summary_of(error)}", error, kind))
             return None
         if not callable(made):
             self.problems.append(f"{key} = {name!r}: an attack must be callable with a View")

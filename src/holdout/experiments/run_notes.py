@@ -11,6 +11,7 @@ from holdout.attacks.schedule import Schedule
 from holdout.curve_rows import MOVED, NO_ATTACK
 from holdout.data.datasets import Dataset
 from holdout.experiments.curves import MISSING_MAX, CurveResult, Round
+from holdout.metrics import metric_of
 from holdout.rules import LEAVES_NOBODY_OUT, find_rule
 from holdout.voting import VOTES
 
@@ -80,14 +81,22 @@ def notes_on_curves(curves: Sequence[CurveResult], config: Mapping[str, Any]) ->
 
     told = {
         "no step in any round: {}": those(_never_moved, curves),
-        "more than a tenth of the honest proposals are missing, since custom workers failed: {}": (
+        "more than a tenth of the honest proposals are missing, since custom code failed: {}": (
             those(lambda curve: curve.honest_missing > MISSING_MAX, curves)
         ),
+        "more than a tenth of the honest votes are missing, since custom code failed: {}": those(
+            lambda curve: _votes_missing(curve) > MISSING_MAX, curves
+        ),
+        "custom code raised when the model was evaluated, so the last accuracy may be that of an "
+        "earlier round: {}": those(lambda curve: bool(_raised(curve, "evaluate")), curves),
         "custom code raised while the rule was applied, so some rounds made no step: {}": those(
             lambda curve: bool(_raised(curve, "aggregate")), curves
         ),
         "the attack raised in some rounds, in which the liars were silent: {}": those(
             lambda curve: bool(_raised(curve, "lie")), attacked
+        ),
+        "the attack on ballots raised in some rounds, in which its liars did not vote: {}": those(
+            lambda curve: bool(_raised(curve, "ballot")), attacked
         ),
         "no liar was drawn in any round, so nothing was attacked: {}": those(_no_liars, attacked),
         "no lie was told in any round, since the attack's schedule has none: {}": those(
@@ -132,7 +141,22 @@ def _broken(curve: CurveResult, settings: Mapping[str, Any]) -> str | None:
     asked = [line for line in _lying(curve, settings) if line.get("byzantine_proposers")]
     if asked and len(_raised(curve, "lie")) == len(asked):
         return "the attack raised in every round"
+    asked = [line for line in _lying(curve, settings) if line.get("byzantine_voters")]
+    raised = [(line.get("custom_errors") or {}).get("ballot", 0) for line in asked]
+    pairs = zip(asked, raised, strict=True)
+    if asked and all(number >= line["byzantine_voters"] for line, number in pairs):
+        return "the attack on ballots raised in every round"
+    measured = any(line.get(metric_of(curve.rounds).key) is not None for line in curve.rounds)
+    if _raised(curve, "evaluate") and not measured:
+        return "custom code raised in every evaluation"
     return None
+
+
+def _votes_missing(curve: CurveResult) -> float:
+    """The share of the honest votes that are missing, since custom code raised."""
+    raised = sum(line["custom_errors"]["vote"] for line in _raised(curve, "vote"))
+    drawn = sum(len(line["voters"]) - (line["byzantine_voters"] or 0) for line in curve.rounds)
+    return raised / drawn if drawn else 0.0
 
 
 def _raised(curve: CurveResult, kind: str) -> list[Round]:
@@ -165,7 +189,9 @@ def _all_refused(lying: Sequence[Round]) -> bool:
         rejected = sum((line.get("rejected_proposals") or {}).values())
         return bool(rejected - (line.get("honest_missing") or 0) == line["byzantine_proposers"])
 
-    proposed = [line for line in lying if line.get("byzantine_proposers")]
+    # Where the attack raised there was no lie to refuse, and another note says so.
+    told = [line for line in lying if not (line.get("custom_errors") or {}).get("lie")]
+    proposed = [line for line in told if line.get("byzantine_proposers")]
     return bool(proposed) and all(map(refused, proposed))
 
 

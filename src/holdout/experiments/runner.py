@@ -15,7 +15,7 @@ import holdout
 from holdout import device, results
 from holdout.config import Config, read_file
 from holdout.curve_rows import CurveKey, count_errors, in_order, summarise
-from holdout.errors import PluginError, RunFailed, UserError
+from holdout.errors import CUSTOM_CODE_ERRORS, PluginError, RunFailed, UserError
 from holdout.experiments.checkpoints import (
     notes_on_environment,
     remaining,
@@ -177,7 +177,7 @@ def run(
             `start(config)`, `round(progress)` and `finish(result)`, of which the last is called
             with None if the run stops early.
         say: Called with each note as soon as it is known, but for those that only the finished
-            rounds tell, and with the traceback of what custom workers raise first.
+            rounds tell, and with the traceback of what custom code raises first.
         changed_code: Resume although custom code has changed since the run began; a note says so.
 
     >>> from holdout import Plugins, run
@@ -253,7 +253,7 @@ def _to_result(plan: ExperimentPlan, opened: OpenedRun, notes: Notes, errors: Fi
     rounds, folder = list(opened.rows), opened.folder
     try:
         trained = _run_curves(plan, opened, rounds, errors)
-    except PluginError as error:
+    except CUSTOM_CODE_ERRORS as error:
         if folder is not None:
             errors.stopped_by(error)
             notes.keep_unsaid(f"the run was stopped: {error}")

@@ -14,14 +14,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from holdout.custom_code import Kept, checked_copy, counted, describe, guard
+from holdout.custom_code import Kept, checked_copy, counted, describe, guard, spare
 from holdout.errors import PluginError
-from holdout.federation.coalition import Lies, as_liars_see, lie_to_server
+from holdout.federation.coalition import Lies, as_liars_see, lie_or_be_silent, lie_to_server
 from holdout.federation.custom_workers import Heard, ask_to_propose, ask_to_vote, count_missing
 from holdout.federation.electorate import VoterScores, electorate_of, score_voters
 from holdout.federation.joint_ballots import JointVoters, joint_voters, memory_of
 from holdout.federation.reports import Reporters
 from holdout.federation.round_setup import (
+    BALLOT,
     Curve,
     Federation,
     RoundSetup,
@@ -51,8 +52,9 @@ from holdout.tracebacks import Failure
 from holdout.voting import Terms, tolerated_count
 from holdout.workers import is_plain
 
-AGGREGATE = "aggregate"
-"""What a rule is asked to do, as a round's record counts what it raises."""
+AGGREGATE, EVALUATE = "aggregate", "evaluate"
+"""What a rule is asked to do, and what a model is when it is measured, as a round's record counts
+what they raise."""
 
 
 def run_round(federation: Federation, curve: Curve, state: State) -> tuple[RoundRecord, State]:
@@ -79,7 +81,7 @@ def run_round(federation: Federation, curve: Curve, state: State) -> tuple[Round
     # A baseline rule looks at the updates alone.
     radius, rule_state = state.radius, state.rule_state
     if voters is not None:
-        decision, memory = _vote_jointly(voters, admitted, lies)
+        decision, memory = _vote_jointly(voters, admitted, lies, heard)
         radius, rule_state = memory.radius, memory.kept()
     elif isinstance(method, Terms):
         bounded = admitted
@@ -110,11 +112,11 @@ class Proposals:
     """None: the worker stays silent."""
     worker_states: Mapping[WorkerId, Kept]
     failures: Sequence[Failure] = ()
-    """What custom workers raised."""
+    """What custom code raised."""
 
 
 def propose(setup: RoundSetup) -> Proposals:
-    """What honest proposers send; None for Byzantine ones and those that crash."""
+    """What honest proposers send; None for Byzantine ones and those with whom code raises."""
     received: list[object] = [None] * len(setup.committee.proposers)
     honest = {
         place: setup.federation.workers[worker]
@@ -122,10 +124,11 @@ def propose(setup: RoundSetup) -> Proposals:
         if worker not in setup.byzantine
     }
     together = {place: worker for place, worker in honest.items() if is_plain(worker)}
-    updates, states = setup.propose(list(together.values()))
+    failures: list[Failure] = []
+    updates, states = setup.propose_each(list(together.values()), failures)
     for place, update in zip(together, updates, strict=True):
         received[place] = update
-    heard = Heard(states, [])
+    heard = Heard(states, failures)
     for place, worker in honest.items():
         if place not in together:
             number = setup.committee.proposers[place]
@@ -138,7 +141,7 @@ def _lie(
 ) -> tuple[Proposals, Lies]:
     """The proposals with the coalition's lies in place, and the lies."""
     honest = admit_proposals(proposals.received, dimension=len(setup.state.weights)).valid
-    lies = lie_to_server(setup, honest, scores, voters)
+    lies = lie_or_be_silent(setup, lambda: lie_to_server(setup, honest, scores, voters))
     received = list(proposals.received)
     for place, update in zip(sorted(setup.coalition), lies.sent, strict=True):
         received[place] = update
@@ -146,12 +149,17 @@ def _lie(
 
 
 def _vote_jointly(
-    voters: JointVoters, admitted: AdmittedProposals, lies: Lies
+    voters: JointVoters, admitted: AdmittedProposals, lies: Lies, heard: Heard
 ) -> tuple[Decision, JointMemory]:
     """Every voter has sent an update of its own; all together judge the proposals."""
     setup = voters.setup
     told = [update for p, update in admitted.valid.items() if p in setup.coalition]
-    messages = as_liars_see(voters).lies(told) if lies.messages is None else lies.messages
+    messages = lies.messages
+    if messages is None:
+        seen = as_liars_see(voters)
+        messages = spare(
+            lambda: seen.lies(told, heard.failures), kind=BALLOT, failures=heard.failures
+        ) or [None] * len(voters.liars)
     sent = {**voters.honest, **dict(zip(voters.liars, messages, strict=True))}
     return conclude_joint(
         admitted,
@@ -173,6 +181,7 @@ def _vote(
     if not admitted.valid:
         return Decision(Outcome.NO_PROPOSALS)
     ids, updates = tuple(admitted.valid), admitted.stacked()
+    before = len(heard.failures)
     sent = electorate_of(setup, terms).collect_ballots(
         ids,
         setup.coalition,
@@ -182,7 +191,11 @@ def _vote(
             for voter in setup.committee.voters
             if voter not in setup.byzantine and not is_plain(setup.federation.workers[voter])
         },
+        failures=heard.failures,
     )
+    if len(heard.failures) == before:
+        # With nobody alone: no vote is missing, but custom code has raised.
+        heard.failures.extend(scores.raised[:1])
     return conclude_vote(admitted, sent, voters=setup.committee.voters, terms=terms)
 
 
@@ -195,7 +208,7 @@ def _aggregate(
     """
     name = f"rule {setup.curve.rule!r}"
     lies = [row for row, p in enumerate(admitted.valid) if p in setup.coalition]
-    voters = Reporters(setup).about(lies)
+    voters = Reporters(setup).about(lies, failures)
     context = replace(rule_context(setup), voters=voters)
     f = tolerated_count(len(admitted.valid), setup.federation.config.federation.f)
     try:
@@ -278,18 +291,33 @@ def evaluate_round(
 ) -> tuple[RoundRecord, State]:
     """Measure the model on test rows when it is due; a loss that is not finite ends the curve."""
     experiment = federation.config.experiment
+    raised: list[Failure] = []
     if state.round == 1:
-        record = replace(record, initial=measured(federation, federation.initial_weights))
+        initial = _measured(federation, federation.initial_weights, raised)
+        record = replace(record, initial=initial or None)
     due = state.round % experiment.evaluate_every == 0 or state.round == experiment.rounds
-    if not (due or state.diverged):
+    found: dict[str, Any] = {}
+    if due or state.diverged:
+        found = _measured(federation, state.weights, raised)
+    if raised:
+        record = replace(record, custom_errors=[*record.custom_errors, *raised])
+    if not found:
         return record, state
-    found = measured(federation, state.weights)
     finite = math.isfinite(found["loss"])
     record = replace(record, **found)
     return (
         replace(record, outcome=record.outcome if finite else Outcome.DIVERGED),
         replace(state, diverged=state.diverged or not finite),
     )
+
+
+def _measured(federation: Federation, weights: Tensor, raised: list[Failure]) -> dict[str, Any]:
+    """How good a model is; nothing where custom code raises, of which `raised` tells."""
+    found = spare(lambda: measured(federation, weights), kind=EVALUATE, failures=raised)
+    if found is None:
+        return {}
+    success = spare(lambda: _attack_success(federation, weights), kind=EVALUATE, failures=raised)
+    return found if success is None else {**found, "attack_success": success}
 
 
 def measured(federation: Federation, weights: Tensor) -> dict[str, Any]:
@@ -305,8 +333,7 @@ def measured(federation: Federation, weights: Tensor) -> dict[str, Any]:
     }
     if result.mae is not None:
         found |= {"r2": result.r2, "mae": result.mae}
-    success = _attack_success(federation, weights)
-    return found if success is None else {**found, "attack_success": success}
+    return found
 
 
 def _attack_success(federation: Federation, weights: Tensor) -> float | None:

@@ -25,7 +25,7 @@ from holdout.agreement.params import Params, TallyRule
 from holdout.custom_code import Kept
 from holdout.errors import MisuseError
 from holdout.federation.central import Proposals, propose
-from holdout.federation.coalition import Lies, gather, tell_lies
+from holdout.federation.coalition import Lies, gather, lie_or_be_silent, tell_lies
 from holdout.federation.custom_workers import Heard, ask_to_vote, count_missing
 from holdout.federation.electorate import MarksOf, electorate_of, score_voters
 from holdout.federation.round_setup import RoundSetup
@@ -52,7 +52,7 @@ class Sent:
     gamma: float | None
     """The strength of the lies, if they have one."""
     honest_missing: int
-    """How many of them are those of honest custom workers."""
+    """How many honest proposals custom code kept from being sent."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +101,7 @@ class RoundLearning:
         terms: How honest voters judge.
         places: The id of each proposer's proposal: its place among those drawn.
         worker_states: What workers keep of the round, as far as it has gone.
-        failures: What custom workers raised in it.
+        failures: What custom code raised in it.
     """
 
     def __init__(self, setup: RoundSetup, params: Params) -> None:
@@ -146,20 +146,22 @@ class RoundLearning:
         received: list[object] = [self.honest.get(place) for place in self.places.values()]
         gamma = None
         if setup.coalition:
-            lies = self._tell_lies()
+            lies = lie_or_be_silent(setup, self._tell_lies)
             gamma = lies.gamma
             states |= lies.worker_states
             self.failures.extend(lies.failures)
             for place, update in zip(sorted(setup.coalition), lies.sent, strict=True):
                 received[place] = update
         caught = [worker for worker in self.places if worker in setup.apart]
-        updates, kept = setup.propose(setup.honest_part(caught))
+        updates, kept = setup.propose_each(setup.honest_part(caught), self.failures)
         states |= kept
         for worker, update in zip(caught, updates, strict=True):
             received[self.places[worker]] = update
         admitted = admit_proposals(received, dimension=self._params.dimension)
         faults = [fault.value for fault in admitted.faults.values()]
-        missing = count_missing(setup, admitted.faults)
+        # What honest proposers themselves sent: what is no update is not announced.
+        honest = admit_proposals(self._proposals.received, dimension=self._params.dimension)
+        missing = count_missing(setup, honest.faults)
         payloads = _distinct(received, self._params)
         faults += [OUT_OF_RANGE] * sum(
             data is not None and _is_too_large(data, self._params) for data in payloads
@@ -194,9 +196,9 @@ class RoundLearning:
         names: object
         if voter in self._setup.byzantine:
             lies = self._lies.intersection(ids)
-            names = self._electorate.byzantine_ballot(voter, ids, lies, marks_of)
+            names = self._electorate.byzantine_ballot(voter, ids, lies, marks_of, self.failures)
         elif is_plain(self._setup.federation.workers[voter]):
-            names = self._electorate.honest_ballot(voter, ids, marks_of).message
+            names = self._electorate.honest_names(voter, ids, marks_of, self.failures)
         else:
             updates = {p: self._read[job.candidates[i].payload] for p, i in places.items()}
             valid = {p: update for p, update in updates.items() if update is not None}

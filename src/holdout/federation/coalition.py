@@ -18,7 +18,7 @@ from holdout.federation.electorate import VoterScores, electorate_of, score_vote
 from holdout.federation.joint_ballots import JointVoters, memory_of
 from holdout.federation.joint_rehearsal import DeployedJointVote
 from holdout.federation.reports import Reporters
-from holdout.federation.round_setup import RoundSetup, rule_context
+from holdout.federation.round_setup import LIE, RoundSetup, rule_context
 from holdout.federation.vote_rehearsal import DeployedVote, ServerTally
 from holdout.ids import ProposalId, WorkerId
 from holdout.rounds import admit_proposals
@@ -28,8 +28,6 @@ from holdout.tracebacks import Failure, is_custom
 from holdout.voting import Terms, tolerated_count
 from holdout.workers import HonestWorker
 
-LIE = "lie"
-"""What an attack is asked for, as a round's record counts what it raises."""
 HELD = 600
 """How many samples of its own the coalition judges by."""
 
@@ -46,7 +44,7 @@ class Lies:
     messages: Sequence[object] | None = None
     """What lying voters send as joint ballots, if the attack says; else `attack.voters` does."""
     failures: Sequence[Failure] = ()
-    """What a custom attack raised; its liars are silent then."""
+    """What custom code raised; if it was the attack, its liars are silent."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -177,6 +175,14 @@ def as_liars_see(voters: JointVoters) -> JointVoters:
     return replace(voters, stand_ins=_stand_ins(setup))
 
 
+def lie_or_be_silent(setup: RoundSetup, lie: Callable[[], Lies]) -> Lies:
+    """The lies; if custom code raises while they are made, liars are silent, and it is counted."""
+    try:
+        return lie()
+    except PluginError as error:
+        return Lies([None] * len(setup.coalition), None, failures=[counted(LIE, error)])
+
+
 def lie_to_server(
     setup: RoundSetup,
     honest: Mapping[ProposalId, Tensor],
@@ -228,8 +234,10 @@ def tell_lies(coalition: Coalition, deployed: Deployed) -> Lies:
     """Run the attack against what is deployed, as far as its schedule says."""
     setup, count = coalition.setup, len(coalition.copies)
     if not setup.lie_share:
-        honest, kept = coalition.own_updates()
-        return Lies(list(honest), None, kept)
+        liars = [setup.committee.proposers[place] for place in coalition.copies]
+        failures: list[Failure] = []
+        honest, kept = setup.propose_each(setup.honest_part(liars), failures)
+        return Lies(honest, None, kept, failures=failures)
     act = setup.curve.act
     if act is None:
         raise MisuseError("there are Byzantine workers but no attack")
@@ -256,10 +264,7 @@ def tell_lies(coalition: Coalition, deployed: Deployed) -> Lies:
     custom = is_custom(act)
     shown = lent_view(view) if custom else view
     with untouched(name, setup.federation.pool):
-        try:
-            made = guard(name, lambda: act(shown), act)
-        except PluginError as error:
-            return Lies([None] * count, None, failures=[counted(LIE, error)])
+        made = guard(name, lambda: act(shown), act)
     lie = made if isinstance(made, Lie) else Lie(made)
     if custom:
         copies: Any = own_copies(lie.updates), own_copies(lie.messages)

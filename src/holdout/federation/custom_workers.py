@@ -1,6 +1,6 @@
 """Asking custom workers: one that crashes is silent, and counted; what it keeps is kept."""
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -16,15 +16,13 @@ from holdout.custom_code import (
     takes,
     untouched,
 )
-from holdout.federation.round_setup import MOMENTUM, RoundSetup
+from holdout.federation.round_setup import MOMENTUM, PROPOSE, VOTE, RoundSetup
 from holdout.ids import ProposalId, WorkerId
+from holdout.learning.vector import ProposalFault
 from holdout.rounds import admit_proposals
 from holdout.tracebacks import Failure
 from holdout.voting import Terms
 from holdout.workers import Worker, is_plain
-
-PROPOSE, VOTE = "propose", "vote"
-"""What is asked of a worker, as a round's record counts what it raises."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -109,11 +107,17 @@ def ask_to_vote(
     )
 
 
-def count_missing(setup: RoundSetup, rejected: Collection[ProposalId]) -> int:
-    """How many of the rejected proposals are those of honest custom workers."""
+def count_missing(setup: RoundSetup, rejected: Mapping[ProposalId, ProposalFault]) -> int:
+    """How many of the rejected proposals are honest ones that custom code kept from being sent.
+
+    A built-in worker is silent only if custom code raised; what is not finite it may well send.
+    """
     proposers = setup.committee.proposers
     return sum(
         proposers[place] not in setup.byzantine
-        and not is_plain(setup.federation.workers[proposers[place]])
-        for place in rejected
+        and (
+            fault is ProposalFault.MISSING
+            or not is_plain(setup.federation.workers[proposers[place]])
+        )
+        for place, fault in rejected.items()
     )

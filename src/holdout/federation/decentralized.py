@@ -25,7 +25,7 @@ from holdout.agreement.messages import Finished
 from holdout.agreement.params import MILLISECOND, Genesis, Params, Timing
 from holdout.agreement.safety import Safety
 from holdout.agreement.sortition import Role
-from holdout.custom_code import attempt, takes, untouched
+from holdout.custom_code import ask_each, attempt, guard, takes, untouched
 from holdout.errors import MisuseError
 from holdout.federation.central import evaluate_round, last_honest
 from holdout.federation.chain_record import (
@@ -37,11 +37,9 @@ from holdout.federation.chain_record import (
     record_of,
 )
 from holdout.federation.cluster_learning import RoundLearning, from_payload, to_payload
-from holdout.federation.custom_workers import PROPOSE
 from holdout.federation.network_sizes import params_of
-from holdout.federation.round_setup import Curve, Federation, RoundSetup, State
+from holdout.federation.round_setup import PROPOSE, Curve, Federation, RoundSetup, State
 from holdout.ids import Digest, RoundNumber, WorkerId
-from holdout.learning.schedules import rate_at
 from holdout.learning.vector import norm
 from holdout.rounds import RoundRecord, admit_proposals, with_dissimilarity
 from holdout.seeds import stream
@@ -96,7 +94,7 @@ class FoundedNetwork:
     first_model: bytes
     seed: int
     failures: Sequence[Failure] = ()
-    """What custom workers raised when they were asked for the first radius."""
+    """What custom code raised when workers were asked for the first radius."""
 
     def keys(self) -> SimulatedKeys:
         """The workers' keys, with a verifier that remembers nothing yet."""
@@ -143,9 +141,18 @@ def _first_radius(federation: Federation, failures: list[Failure]) -> float:
     honest = [worker for place, worker in everybody if place not in federation.byzantine]
     weights = federation.initial_weights
     config, before = federation.config, RoundNumber(0)
-    rate = rate_at(config.training, 1, rounds=config.experiment.rounds)
-    together = propose_together(
-        [w for w in honest if is_plain(w)], weights, round_number=before, learning_rate=rate
+    rate = federation.rate(1)
+    together = ask_each(
+        lambda some: guard(
+            "a worker's model or data",
+            lambda: propose_together(some, weights, round_number=before, learning_rate=rate),
+        ),
+        [worker for worker in honest if is_plain(worker)],
+        kind=PROPOSE,
+        who=lambda worker: (
+            f"worker {worker.worker_id}, asked for the length of its update before round 1: "
+        ),
+        failures=failures,
     )
 
     def ask(worker: Worker) -> object:

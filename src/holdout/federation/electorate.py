@@ -8,11 +8,13 @@ from functools import cached_property, partial
 from torch import Tensor
 
 from holdout.attacks import BallotAttack, BallotView
-from holdout.custom_code import guard
-from holdout.federation.round_setup import RoundSetup
+from holdout.custom_code import counted, guard, spare
+from holdout.errors import PluginError
+from holdout.federation.round_setup import BALLOT, VOTE, RoundSetup
 from holdout.holdout_scores import HoldoutScores
 from holdout.ids import ProposalId, RoundNumber, WorkerId
 from holdout.seeds import stream
+from holdout.tracebacks import Failure
 from holdout.voting import Ballot, Terms, rank
 from holdout.workers import HonestWorker, is_plain
 
@@ -42,6 +44,8 @@ class VoterScores:
         self.honest = tuple(honest)
         """The honest voters who can be asked: not the custom ones."""
         self._groups = [_Group(workers, score) for workers in (honest, byzantine) if workers]
+        self.raised: list[Failure] = []
+        """What custom code raised when voters were scored together."""
 
     def __contains__(self, voter: WorkerId) -> bool:
         return any(voter in group.places for group in self._groups)
@@ -54,16 +58,24 @@ class VoterScores:
     def marks(
         self, ids: Sequence[ProposalId], losses: Callable[[HoldoutScores], Tensor]
     ) -> MarksOf:
-        """Look-up of the proposals' losses, computed for a group of voters on first use."""
+        """Look-up of the proposals' losses, computed for a group of voters on first use.
+
+        If custom code raises in that, each voter is asked alone, and the look-up of whoever it
+        raises with then, too, is a PluginError.
+        """
         tables: dict[int, list[list[float]]] = {}
 
         def look_up(voter: WorkerId) -> Marks:
             group = next(group for group in self._groups if voter in group.places)
-            if id(group) not in tables:
-                tables[id(group)] = losses(group.scores).tolist()
-            place = group.places[voter]
-            row = tables[id(group)][place]
-            return Marks(dict(zip(ids, row, strict=True)), lambda: group.scores.current[place])
+            if id(group) not in tables and not group.is_apart:
+                try:
+                    tables[id(group)] = losses(group.scores).tolist()
+                except PluginError as error:
+                    self.raised.append(counted(VOTE, error))
+                    group.is_apart = True
+            scores, place = group.scores_of(voter)
+            table = losses(scores).tolist() if group.is_apart else tables[id(group)]
+            return Marks(dict(zip(ids, table[place], strict=True)), lambda: scores.current[place])
 
         return look_up
 
@@ -79,10 +91,17 @@ class _Group:
         self.places = {worker: place for place, worker in enumerate(workers)}
         self._workers = tuple(workers.values())
         self._score = score
+        self.is_apart = False
+        """Whether each is scored alone, since custom code raised when all were together."""
 
     @cached_property
     def scores(self) -> HoldoutScores:
         return self._score(self._workers)
+
+    def scores_of(self, voter: WorkerId) -> tuple[HoldoutScores, int]:
+        """The scores that hold this voter's, and its place in them."""
+        place = self.places[voter]
+        return (self._score([self._workers[place]]), 0) if self.is_apart else (self.scores, place)
 
 
 def score_voters(
@@ -128,8 +147,13 @@ class Electorate:
         marks_of: MarksOf,
         *,
         others: Mapping[WorkerId, object],
+        failures: list[Failure] | None = None,
     ) -> list[tuple[WorkerId, object]]:
-        """What every voter sends; `others` are ballots that came from custom workers."""
+        """What every voter sends; `others` are ballots that came from custom workers.
+
+        Whom custom code keeps from voting, by raising, is silent; `failures` tells of it.
+        """
+        failures = [] if failures is None else failures
         sent: list[tuple[WorkerId, object]] = []
         for voter in self.voters:
             if voter in others:
@@ -137,10 +161,27 @@ class Electorate:
                 if ballot is not None:
                     sent.append((voter, ballot))
             elif voter in self.byzantine:
-                sent.append((voter, self.byzantine_ballot(voter, proposals, coalition, marks_of)))
+                lie = self.byzantine_ballot(voter, proposals, coalition, marks_of, failures)
+                sent.append((voter, lie))
             else:
-                sent.append((voter, self.honest_ballot(voter, proposals, marks_of).message))
+                names = self.honest_names(voter, proposals, marks_of, failures)
+                sent.append((voter, names))
         return sent
+
+    def honest_names(
+        self,
+        voter: WorkerId,
+        proposals: tuple[ProposalId, ...],
+        marks_of: MarksOf,
+        failures: list[Failure],
+    ) -> object:
+        """What an honest voter sends; None if custom code raises, of which `failures` tells."""
+        return spare(
+            lambda: self.honest_ballot(voter, proposals, marks_of).message,
+            kind=VOTE,
+            failures=failures,
+            who=f"worker {voter}, asked to {VOTE}: ",
+        )
 
     def honest_ballot(
         self, voter: WorkerId, proposals: tuple[ProposalId, ...], marks_of: MarksOf
@@ -158,8 +199,9 @@ class Electorate:
         proposals: tuple[ProposalId, ...],
         coalition: frozenset[ProposalId],
         marks_of: MarksOf,
+        failures: list[Failure] | None = None,
     ) -> object:
-        """What a Byzantine voter sends."""
+        """What a Byzantine voter sends; None if the attack on ballots raises: it is silent."""
         view = BallotView(
             voter=voter,
             proposals=proposals,
@@ -169,8 +211,12 @@ class Electorate:
             ranking=lambda: list(rank(marks_of(voter).losses)),
             source=stream(self.seed, "ballot", self.round_number, voter),
         )
-        ballot = guard(
-            "the attack on ballots", lambda: self.ballot_attack(view), self.ballot_attack
+        ballot: object = spare(
+            lambda: guard(
+                "the attack on ballots", lambda: self.ballot_attack(view), self.ballot_attack
+            ),
+            kind=BALLOT,
+            failures=[] if failures is None else failures,
         )
         return list(ballot) if isinstance(ballot, Sequence) else ballot
 

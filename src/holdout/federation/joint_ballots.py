@@ -9,14 +9,15 @@ from torch import Tensor
 
 from holdout import device
 from holdout.attacks import CoalitionView, MessageView
-from holdout.custom_code import Lent, guard, own_copies
+from holdout.custom_code import Lent, ask_each, guard, own_copies, spare
+from holdout.errors import PluginError
 from holdout.federation.custom_workers import Heard, ask_to_vote
-from holdout.federation.round_setup import RoundSetup, State
+from holdout.federation.round_setup import BALLOT, VOTE, RoundSetup, State
 from holdout.ids import WorkerId
 from holdout.joint_vote import JointMemory, norms_of
 from holdout.rounds import admit_proposals
 from holdout.seeds import stream
-from holdout.tracebacks import is_custom
+from holdout.tracebacks import Failure, is_custom
 from holdout.voting import Terms
 from holdout.workers import HonestWorker, is_plain, judge_together
 
@@ -39,7 +40,7 @@ class JointVoters:
         drawn = [v for v in setup.committee.voters if v not in setup.byzantine]
         held = {v: self.stand_ins.get(v, setup.federation.workers[v]) for v in drawn}
         together = {v: worker for v, worker in held.items() if is_plain(worker)}
-        sent: dict[WorkerId, object] = dict(self._ask(together))
+        sent: dict[WorkerId, object] = dict(self._ask_each(together))
         for voter in drawn:
             if voter not in together:
                 sent[voter] = ask_to_vote(setup, voter, self.terms, {}, self.heard)
@@ -80,10 +81,16 @@ class JointVoters:
         norms = device.tensor(norms_of(list(self.known)), dtype=torch.float64)
         return float(norms.median()) if len(norms) else 0.0
 
-    def lies(self, proposed: Sequence[Tensor]) -> list[object]:
-        """What the Byzantine voters send, given the lies that are proposed."""
+    def lies(
+        self, proposed: Sequence[Tensor], failures: list[Failure] | None = None
+    ) -> list[object]:
+        """What the Byzantine voters send, given the lies that are proposed.
+
+        Those with whom the attack on ballots raises are silent; `failures` tells of it.
+        """
         if not self.liars:
             return []
+        failures = [] if failures is None else failures
         setup, attack = self.setup, self.setup.message_attack
         custom = is_custom(attack)
         shared = None if custom else CoalitionView(proposed, self.known, self._usual_norm)
@@ -94,10 +101,14 @@ class JointVoters:
                 voter,
                 shared
                 or CoalitionView([copy() for copy in lent], self._lent_known(), self._usual_norm),
-                own=lambda: self.own[voter].clone() if custom else self.own[voter],
+                own=lambda: self._own_of(voter).clone() if custom else self._own_of(voter),
                 source=stream(setup.federation.seed, "ballot", setup.number, voter),
             )
-            sent = guard("the attack on ballots", lambda: attack(view), attack)
+            sent: object = spare(
+                lambda: guard("the attack on ballots", lambda: attack(view), attack),
+                kind=BALLOT,
+                failures=failures,
+            )
             return own_copies(sent) if custom else sent
 
         return [lie(voter) for voter in self.liars]
@@ -105,6 +116,28 @@ class JointVoters:
     @cached_property
     def _lent_known(self) -> Lent:
         return Lent(self.known)
+
+    def _own_of(self, voter: WorkerId) -> Tensor:
+        """The same for one of them, whom what custom code raises with another does not concern."""
+        try:
+            return self.own[voter]
+        except PluginError:
+            (held,) = self.setup.honest_part([voter])
+            return self._ask({voter: held})[voter]
+
+    def _ask_each(self, workers: Mapping[WorkerId, HonestWorker]) -> dict[WorkerId, Tensor | None]:
+        """What they send; None for those of whom custom code raises."""
+        if self.stand_ins:
+            # No voter is asked, the coalition guesses: without its data it has nothing to go by.
+            return dict(self._ask(workers))
+        sent = ask_each(
+            lambda some: self._ask({voter: workers[voter] for voter in some}).values(),
+            list(workers),
+            kind=VOTE,
+            who=lambda voter: f"worker {voter}, asked to {VOTE}: ",
+            failures=self.heard.failures,
+        )
+        return dict(zip(workers, sent, strict=True))
 
     def _ask(self, workers: Mapping[WorkerId, HonestWorker]) -> dict[WorkerId, Tensor]:
         setup = self.setup

@@ -6,7 +6,7 @@ comparable.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import torch
@@ -14,13 +14,14 @@ from torch import Tensor
 
 from holdout import device
 from holdout.attacks import ReportView
-from holdout.custom_code import guard
+from holdout.custom_code import ask_each, guard, spare
 from holdout.errors import MisuseError
-from holdout.federation.round_setup import RoundSetup
+from holdout.federation.round_setup import BALLOT, VOTE, RoundSetup
 from holdout.ids import WorkerId
 from holdout.learning import sparse
 from holdout.learning.scoring import Samples, sample_losses, takes_sparse
 from holdout.seeds import stream
+from holdout.tracebacks import Failure
 from holdout.voting import BallotFault
 from holdout.workers import HonestWorker, is_plain
 
@@ -37,10 +38,15 @@ class Reporters:
     setup: RoundSetup
     stand_ins: Mapping[WorkerId, HonestWorker] = field(default_factory=dict)
     """Whose data is taken for an honest voter's; others speak for themselves."""
+    only: WorkerId | None = None
+    """The one voter who is asked, if not all are."""
 
-    def about(self, lies: Sequence[int]) -> "Asked":
-        """The voters, of whom the liars know that these rows are the coalition's."""
-        return Asked(self, tuple(lies))
+    def about(self, lies: Sequence[int], failures: list[Failure] | None = None) -> "Asked":
+        """The voters, of whom the liars know that these rows are the coalition's.
+
+        What custom code raises when they are asked goes into `failures`.
+        """
+        return Asked(self, tuple(lies), [] if failures is None else failures)
 
     @cached_property
     def workers(self) -> Mapping[WorkerId, HonestWorker]:
@@ -48,6 +54,8 @@ class Reporters:
         setup = self.setup
         held: dict[WorkerId, HonestWorker] = {}
         for voter in setup.committee.voters:
+            if self.only not in (None, voter):
+                continue
             if voter in setup.byzantine:
                 (held[voter],) = setup.honest_part([voter])
                 continue
@@ -98,6 +106,10 @@ class Reporters:
         """The losses of the model as it is, (voters, 1, classes)."""
         return self.losses(torch.zeros_like(self.setup.state.weights)[None])
 
+    def truths(self, updates: Tensor) -> Tensor:
+        """How far each update lowers the losses of each voter, (voters, n, classes)."""
+        return self.current - self.losses(updates)
+
     def losses(self, updates: Tensor) -> Tensor:
         """The mean loss of each voter's rows of each class, (voters, n, classes); NaN: no rows."""
         setup = self.setup
@@ -122,6 +134,8 @@ class Asked:
 
     reporters: Reporters
     lies: tuple[int, ...]
+    failures: list[Failure]
+    """What custom code raised."""
     void: dict[WorkerId, BallotFault] = field(default_factory=dict)
     """Whose report was void when they were last asked, and why."""
 
@@ -131,13 +145,28 @@ class Asked:
         self.void.clear()
         sent: dict[WorkerId, Tensor | BallotFault] = {}
         if reporters.workers:
-            truth = reporters.current - reporters.losses(updates.to(setup.state.weights))
-            pairs = zip(reporters.workers, truth, strict=True)
-            sent = {voter: self._report(voter, own) for voter, own in pairs}
+            pairs = self._truths(updates.to(setup.state.weights))
+            sent = {voter: self._report(voter, own) for voter, own in pairs.items()}
         return [
             self._admit(voter, sent.get(voter, BallotFault.MISSING))
             for voter in setup.committee.voters
         ]
+
+    def _truths(self, updates: Tensor) -> dict[WorkerId, Tensor]:
+        """What each voter would report if it were honest; if custom code raises, each alone."""
+        reporters = self.reporters
+        voters = list(reporters.workers)
+        truths = ask_each(
+            lambda some: (
+                reporters if len(some) == len(voters) else replace(reporters, only=some[0])
+            ).truths(updates),
+            voters,
+            kind=VOTE,
+            who=lambda voter: f"worker {voter}, asked to report: ",
+            failures=self.failures,
+        )
+        pairs = zip(voters, truths, strict=True)
+        return {voter: truth for voter, truth in pairs if truth is not None}
 
     def _admit(self, voter: WorkerId, report: Tensor | BallotFault) -> Tensor | None:
         if isinstance(report, Tensor):
@@ -155,7 +184,11 @@ class Asked:
             own=own.clone,
             source=stream(setup.federation.seed, "ballot", setup.number, voter),
         )
-        told = guard("the attack on ballots", lambda: setup.report_attack(view))
+        told: object = spare(
+            lambda: guard("the attack on ballots", lambda: setup.report_attack(view)),
+            kind=BALLOT,
+            failures=self.failures,
+        )
         return admitted_report(told, like=own)
 
 

@@ -24,7 +24,7 @@ from holdout.attacks import (
 )
 from holdout.attacks.schedule import Schedule
 from holdout.config import Config
-from holdout.custom_code import Kept, guard, private_copy
+from holdout.custom_code import Kept, ask_each, guard, private_copy
 from holdout.data.datasets import Shard
 from holdout.federation.root_set import RootSet
 from holdout.ids import ProposalId, RoundNumber, WorkerId
@@ -32,9 +32,13 @@ from holdout.learning.losses import CROSS_ENTROPY, Loss
 from holdout.learning.schedules import rate_at
 from holdout.rules import Rule, RuleContext
 from holdout.seeds import stream
+from holdout.tracebacks import Failure
 from holdout.voting import Committee, Terms, draw_committee
 from holdout.workers import HonestWorker, Worker, is_plain, propose_together
 
+PROPOSE, VOTE, BALLOT, LIE = "propose", "vote", "ballot", "lie"
+"""What is asked of custom code, as a round's record counts what it raises: a worker's update and
+its vote, what lying voters send, what liars propose."""
 MOMENTUM = "training.worker_momentum"
 """The name under which a worker's m_i is kept; custom workers never see it."""
 
@@ -62,6 +66,14 @@ class Federation:
     loss: Loss = CROSS_ENTROPY
     pool: Sequence[Tensor] = ()
     """The data that all workers share, which custom ones must not change."""
+    rates: Sequence[float] = ()
+    """The learning rates of the rounds, as far as they change; empty: the schedule is asked."""
+
+    def rate(self, t: int) -> float:
+        """The learning rate of round t, counted from 1."""
+        if self.rates:
+            return self.rates[min(t, len(self.rates)) - 1]
+        return rate_at(self.config.training, t, rounds=self.config.experiment.rounds)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -190,6 +202,26 @@ class RoundSetup:
         sent = [self.with_momentum(worker.worker_id, update, states) for worker, update in pairs]
         return torch.stack(sent) if sent else updates, states
 
+    def propose_each(
+        self, workers: Sequence[HonestWorker], failures: list[Failure]
+    ) -> tuple[list[Tensor | None], dict[WorkerId, Kept]]:
+        """The same where custom code may raise: None for each worker whom it keeps from it."""
+        kept: dict[WorkerId, Kept] = {}
+
+        def ask(some: Sequence[HonestWorker]) -> Tensor:
+            updates, states = self.propose(some)
+            kept.update(states)
+            return updates
+
+        sent = ask_each(
+            ask,
+            workers,
+            kind=PROPOSE,
+            who=lambda worker: f"worker {worker.worker_id}, asked to {PROPOSE}: ",
+            failures=failures,
+        )
+        return sent, kept
+
     def with_momentum(
         self, worker: WorkerId, update: Tensor, states: dict[WorkerId, Kept]
     ) -> Tensor:
@@ -224,8 +256,7 @@ def draw_round(federation: Federation, curve: Curve, state: State) -> RoundSetup
         round_number=number,
         redraw_until_honest=redraw,
     )
-    rate = rate_at(config.training, number, rounds=config.experiment.rounds)
-    return RoundSetup(federation, curve, state, committee, rate)
+    return RoundSetup(federation, curve, state, committee, federation.rate(number))
 
 
 def rule_context(setup: RoundSetup, root: Shard | None = None) -> RuleContext:

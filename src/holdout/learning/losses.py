@@ -17,9 +17,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 
-from holdout.custom_code import describe
+from holdout.custom_code import describe, guard
 from holdout.dotted import resolve
-from holdout.errors import HoldoutError, PluginError
+from holdout.errors import PluginError
 
 Reduction = Literal["none", "mean", "sum"]
 Reduced = Callable[[Tensor, Tensor, Reduction], Tensor]
@@ -73,12 +73,7 @@ def custom_loss(function: object, name: str) -> Loss:
     def each(outputs: Tensor, targets: Tensor) -> Tensor:
         if not callable(function):
             raise PluginError(f"the loss {name} must be callable; got {type(function).__name__}")
-        try:
-            losses = function(outputs, targets)
-        except HoldoutError:
-            raise
-        except Exception as error:
-            raise PluginError(f"the loss {name} raised {type(error).__name__}: {error}") from error
+        losses = guard(f"the loss {name}", lambda: function(outputs, targets), function)
         return _checked(losses, outputs, name)
 
     def reduced(outputs: Tensor, targets: Tensor, how: Reduction) -> Tensor:

@@ -18,7 +18,7 @@ from torch.nn.parameter import is_lazy
 
 from holdout import device
 from holdout.errors import ModelError
-from holdout.tracebacks import with_place
+from holdout.tracebacks import summary_of, with_place
 
 T = TypeVar("T")
 ModelFactory = Callable[[tuple[int, ...], int], nn.Module]
@@ -130,7 +130,9 @@ def _call(action: Callable[[], T], failure: str, shape: tuple[int, ...], classes
         raise
     except Exception as error:
         message = f"a model must fit samples of shape {shape} and {classes} classes; {failure}"
-        raise ModelError(with_place(f"{message}: {error}{_hint(shape)}", error)) from error
+        raise ModelError(
+            with_place(f"{message}: {summary_of(error)}{_hint(shape)}", error)
+        ) from error
 
 
 def _check_state(model: nn.Module) -> None:

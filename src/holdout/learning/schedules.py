@@ -15,6 +15,7 @@ from collections.abc import Callable
 from holdout.config import TrainingSection
 from holdout.dotted import resolve
 from holdout.errors import HoldoutError, PluginError
+from holdout.tracebacks import failure_of, with_place
 
 SCHEDULES = ("constant", "inverse", "step", "cosine")
 """The schedules that a config names in `training.schedule`."""
@@ -65,9 +66,9 @@ def _custom_rate(
     except HoldoutError:
         raise
     except Exception as error:
-        raise PluginError(
-            f"the schedule {name} raised {type(error).__name__} in round {t}: {error}"
-        ) from error
+        message = f"the schedule {name} raised {type(error).__name__} in round {t}: {error}"
+        told = failure_of("run", name, error).traceback
+        raise PluginError(with_place(message, error, function), told) from error
     if isinstance(rate, int | float) and not isinstance(rate, bool) and 0 < rate < math.inf:
         return float(rate)
     raise PluginError(

@@ -15,7 +15,7 @@ import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -31,6 +31,8 @@ BYTES_MAX = 64 << 20
 TIMINGS, WORK = "timings.jsonl", "work"
 TIMINGS_MAX = 4 << 20
 WAIT_SECONDS = 0.2
+ABOUT = ("config", "dissimilarity", "liars_drawn", "judges")
+"""What a curve's file says of it besides its rounds, as `summary.json` does; older say less."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,6 +45,8 @@ class StoredCurve:
     rounds: int
     empty_rounds: int
     seconds: float
+    about: Mapping[str, Any] = field(default_factory=dict)
+    """What else its file holds: its config, the liars drawn, who can judge which class."""
 
     @cached_property
     def metric(self) -> Metric:
@@ -122,6 +126,7 @@ class CurveStore:
                 int(found["rounds"]),
                 int(found["empty_rounds"]),
                 float(found["seconds"]),
+                {name: found[name] for name in ABOUT if isinstance(found.get(name), dict)},
             )
         except (OSError, ValueError, KeyError, TypeError, RecursionError):
             return None
@@ -149,6 +154,7 @@ class CurveStore:
             len(rows),
             sum(row["outcome"] not in MOVED for row in rows),
             round(sum(row["seconds"] for row in rows), 3),
+            {name: about[name] for name in ABOUT if name in about},
         )
         content = {
             "schema": SCHEMA,

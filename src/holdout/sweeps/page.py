@@ -18,6 +18,7 @@ from holdout.experiments.figures import COLOURS, DASHES
 from holdout.experiments.report import script_json, table_html
 from holdout.metrics import INITIAL
 from holdout.sweeps.cells import MEASURES, Attacked, Cell, Cells
+from holdout.sweeps.conditions_page import ConditionsView, sentence_of
 from holdout.sweeps.curve_store import StoredCurve
 from holdout.sweeps.grid import Measure
 from holdout.sweeps.heatmap import share_of
@@ -47,8 +48,10 @@ def page_html(cells: Cells, failed: Sequence[FailedCurve]) -> str:
     layout = layout_of(cells.file)
     has_upper = any(cell.below() is not None for cell in cells.by_place.values())
     shown = [*MEASURES, *([BELOW] if has_upper else [])]
+    view = ConditionsView(cells)
     maps = "".join(
-        f'<div class="maps {kind}">{_maps(cells, layout, kind, numbers)}</div>' for kind in shown
+        f'<div class="maps {kind}">{_maps(cells, layout, kind, numbers, view)}</div>'
+        for kind in shown
     )
     problems = problems_of(cells, failed)
     seeds, lies = len(cells.file.seeds), len(cells.file.over(cells.file.worst))
@@ -71,6 +74,8 @@ def page_html(cells: Cells, failed: Sequence[FailedCurve]) -> str:
         "problems": "".join(f"<li>{html.escape(line)}</li>" for line in problems),
         "has_problems": "" if problems else "hidden",
         "about": html.escape(_about(cells)),
+        "conditions": html.escape(view.about(layout)),
+        "conditions_table": view.table(layout),
         "config": html.escape(tomli_w.dumps(cells.file.as_dict())),
         "data": script_json(_data(cells)),
     }
@@ -161,12 +166,27 @@ def _scale(cells: Cells) -> str:
     )
 
 
-def _maps(cells: Cells, layout: MapLayout, kind: str, numbers: Mapping[int, int]) -> str:
-    return "".join(_panel(cells, layout, panel, kind, numbers) for panel in layout.panels)
+def _maps(
+    cells: Cells,
+    layout: MapLayout,
+    kind: str,
+    numbers: Mapping[int, int],
+    view: ConditionsView,
+) -> str:
+    return "".join(
+        _panel(cells, layout, panel, kind, numbers, below=view.lines(layout, panel))
+        for panel in layout.panels
+    )
 
 
 def _panel(
-    cells: Cells, layout: MapLayout, panel: Heading, kind: str, numbers: Mapping[int, int]
+    cells: Cells,
+    layout: MapLayout,
+    panel: Heading,
+    kind: str,
+    numbers: Mapping[int, int],
+    *,
+    below: str,
 ) -> str:
     heads = "".join(f'<th scope="col">{html.escape(c.label)}</th>' for c in layout.columns)
     over = (
@@ -184,7 +204,7 @@ def _panel(
     first = f'<tr><th scope="col">{html.escape(layout.row_title)}</th>{heads}</tr>'
     return (
         f'<table class="map">{caption}<thead>{over}{first}</thead>'
-        f"<tbody>{''.join(rows)}</tbody></table>"
+        f"<tbody>{''.join(rows)}</tbody>{below}</table>"
     )
 
 
@@ -249,7 +269,9 @@ def _data(cells: Cells) -> dict[str, Any]:
         "low": metric.shown_min,
         "looks": [[light, dark] for light, dark in COLOURS],
         "dashes": list(DASH_LENGTHS[: len(DASHES)]),
-        "cells": [_cell_data(cells, cell, lines) for cell in found],
+        "cells": [
+            {**_cell_data(cells, cell, lines), "about": sentence_of(cells, cell)} for cell in found
+        ],
         "rounds": lines.rounds,
     }
 

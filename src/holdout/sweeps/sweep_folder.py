@@ -58,20 +58,29 @@ def _refuse_unless_free(path: Path) -> None:
         )
 
 
+TOLD_MAX = 5
+"""How many differences from another sweep are told."""
+
+
 def _refuse_another(path: Path, values: Mapping[str, Any]) -> None:
     stored = read_folder(path)
     found = differences(stored, values)
     kept_measure = not _selects(stored) and not _selects(values)
     told = [
-        f"{key} was {old!r}, is {new!r}"
+        f"{key} was {_shown(old)}, is {_shown(new)}"
         for key, (old, new) in found.items()
         if key not in FREE or (key == "sweep.measure" and not kept_measure)
     ]
     if told:
+        more = f"; and {len(told) - TOLD_MAX} more" if len(told) > TOLD_MAX else ""
         raise RunFolderError(
-            f"{path} holds another sweep: {'; '.join(told)}; a sweep is resumed as it was begun. "
-            "With another --out, curves that both have are not run again"
+            f"{path} holds another sweep: {'; '.join(told[:TOLD_MAX])}{more}. A sweep must be "
+            "resumed as it was begun. With another --out, curves that both have are not run again"
         )
+
+
+def _shown(value: Any) -> str:
+    return "not set" if value is None else repr(value)
 
 
 def _selects(values: Mapping[str, Any]) -> bool:

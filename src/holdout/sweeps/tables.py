@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from holdout.sweeps.cells import MEASURES, Attacked, Cell, Cells
+from holdout.sweeps.conditions import conditions_of
+from holdout.sweeps.conditions_page import HEAD, ConditionsView
 from holdout.sweeps.grid import Measure
 from holdout.sweeps.layout import MapLayout, layout_of
 from holdout.sweeps.workforce import FailedCurve
@@ -40,6 +42,13 @@ def _row(cells: Cells, cell: Cell, attacked: Attacked) -> dict[str, Any]:
         row[f"{measure}_high"] = None if spread is None else spread.high
     row["below_unattacked"] = attacked.below()
     row["diverged"] = attacked.diverged
+    at = conditions_of(attacked)
+    row["g2"], row["b2"] = at.g2, at.b2
+    row["judges_least"] = at.least if at.judges else None
+    row["judges_median"] = at.median if at.judges else None
+    row["judges_needed"] = at.needed
+    row["liars_proposers"] = at.proposers.mean if at.proposers else None
+    row["liars_voters"] = at.voters.mean if at.voters else None
     row["worst"] = attacked is cell.worst("final")
     row["problem"] = attacked.problem or ""
     return row
@@ -152,6 +161,9 @@ def worst_md(cells: Cells, failed: Sequence[FailedCurve]) -> str:
             for place in cells.places
         ],
     )
+    view = ConditionsView(cells)
+    if view.is_known:
+        lines += ["", "## What the cells are like", "", *_md_table(["cell", *HEAD], view.rows())]
     lines += _md_problems(cells, failed)
     return "\n".join([*lines, ""])
 

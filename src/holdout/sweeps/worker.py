@@ -23,11 +23,13 @@ from holdout import device
 from holdout.config import Config
 from holdout.data.datasets import Dataset
 from holdout.errors import PluginError, RunFolderError, UserError, WriteError
+from holdout.experiments.judges import judges_fields
 from holdout.experiments.parallel import run_apart
 from holdout.experiments.plan import ExperimentPlan, make_plan, read_data
 from holdout.experiments.plugins import Plugins
 from holdout.experiments.rule_trial import try_rules
 from holdout.experiments.runner import Progress
+from holdout.heterogeneity import as_fields
 from holdout.results import read_run
 from holdout.sweeps.curve_keys import THREADS, code_of, content_of, curve_key, versions_of
 from holdout.sweeps.curve_store import CurveStore
@@ -100,7 +102,13 @@ class CurveWorker:
                 # What an earlier process left there cannot be gone on with.
                 shutil.rmtree(path, ignore_errors=True)
                 run_apart(plan, 0, path, self._watch)
-        curve = store.write(key, read_run(path).rows, {"config": plan.config.as_dict()})
+        rows = read_run(path).rows
+        about = {
+            "config": plan.config.as_dict(),
+            **as_fields(rows),
+            **judges_fields(plan.config, plan.dataset),
+        }
+        curve = store.write(key, rows, about)
         store.drop_work(key)
         self.report(seconds=curve.seconds)
 
