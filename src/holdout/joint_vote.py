@@ -230,7 +230,7 @@ def judge(products: Products, *, terms: Terms, memory: JointMemory) -> JointVerd
     radius, message_radius = _radii(products, memory)
     scale, lengths = np.ones_like(products.lengths), products.lengths.copy()
     for part, limit in ((proposals, radius), (messages, message_radius)):
-        scale[..., part], lengths[..., part] = _bounded(lengths[..., part], limit)
+        scale[..., part], lengths[..., part] = _bounded(lengths[..., part], terms.reach * limit)
     gram = products.cosines * lengths[..., :, None] * lengths[..., None, :]
     # h_t and H_t, as factors of the bounded vectors.
     tolerated, tolerated_voters = n - terms.approve_count(n), m - terms.approve_count(m)
@@ -250,19 +250,25 @@ def judge(products: Products, *, terms: Terms, memory: JointMemory) -> JointVerd
     agreement = (gram @ direction[..., None])[..., 0]
     screened = _screened(gram[..., proposals, proposals], tolerated, terms)
     scores = agreement[..., proposals]
-    if terms.margin:
-        scores = _relative(scores, lengths[..., proposals], terms.margin)
+    if terms.margin or terms.gap:
+        scores = _relative(scores, lengths[..., proposals], terms)
     weights = _standing(scores, screened, tolerated)
     step = np.zeros_like(lengths)
     step[..., proposals] = weights
     return JointVerdict(weights, judges, step * scale, direction * scale, radius, message_radius)
 
 
-def _relative(scores: Matrix, lengths: Matrix, margin: float) -> Matrix:
-    """The cosines with H_t less the margin: a share of their median, if that is positive."""
+def _relative(scores: Matrix, lengths: Matrix, terms: Terms) -> Matrix:
+    """The cosines with H_t less what they must reach: a share of their median, if that is positive.
+
+    With a gap, no more than the median less the gap.
+    """
     cosines_ = scores / np.where(lengths > 0, lengths, 1.0)
-    usual = np.maximum(_median(cosines_), 0.0)
-    return cosines_ - margin * usual[..., None]
+    median = _median(cosines_)
+    least = terms.margin * np.maximum(median, 0.0)
+    if terms.gap:
+        least = np.minimum(least, median - terms.gap)
+    return cosines_ - least[..., None]
 
 
 def _standing(scores: Matrix, screened: Matrix, tolerated: int) -> Matrix:

@@ -13,6 +13,7 @@ from flwr.app import Array, ArrayRecord, Context, Message, MetricRecord, RecordD
 
 GAMMA = 30.0  # How many standard deviations ALIE adds to the mean.
 FLIP = 10.0  # How many times the honest step a sign flip goes in the opposite direction.
+CHUNKS = 5000  # How often a bomb names one chunk.
 
 Client = Callable[[Message, Context], Message]
 Arrays = dict[str, np.ndarray]
@@ -62,11 +63,10 @@ def propose(kind: str, message: Message, context: Context, call_next: Client) ->
 
 
 def bomb(array: Array) -> Array:
-    """A small header that announces an array of many gigabytes."""
-    sides = "(1000000, 1000000)"
-    header = f"{{'descr': '<f4', 'fortran_order': False, 'shape': {sides}, }}\n".encode()
-    data = b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header
-    return Array(dtype="float32", shape=tuple(array.shape), stype=array.stype, data=data)
+    """An array that names its first chunk thousands of times: what is small grows when joined."""
+    bombed = Array(array.dtype, tuple(array.shape), array.stype, array.data)
+    bombed.__dict__["_chunks"] = bombed.slice_array()[:1] * CHUNKS
+    return bombed
 
 
 def alie(weights: Arrays, message: Message, context: Context, call_next: Client) -> Arrays:

@@ -69,6 +69,10 @@ class Terms:
     margin: float = 0.0
     """Joint ballots only: a proposal may be out whose cosine with the direction is below this share
     of the median cosine."""
+    gap: float = 0.0
+    """Joint ballots only: it must also be below the median cosine by so much, if that is not 0."""
+    reach: float = 1.0
+    """Joint ballots only: how many radii an update may be long."""
 
     @classmethod
     def paper(cls, f: Fraction) -> Self:
