@@ -22,9 +22,10 @@ from tests.flower.flower_grid import (
 )
 
 from holdout.flower import HoldOut, vote_mod
+from holdout.flower import joint as joint_module
 from holdout.flower.base import CLOCK_ERROR_MAX
 from holdout.flower.joint import FAR, OPPOSED_OTHERS, TOO_FAR, hold_joint_vote
-from holdout.flower.pairs import PairMemory
+from holdout.flower.pairs import PairMemory, cover
 from holdout.ids import ProposalId, WorkerId
 from holdout.joint_vote import JointMemory
 from holdout.rounds import AdmittedProposals, Outcome
@@ -251,6 +252,60 @@ def test_who_only_differs_is_not_out():
     assert not vote(corners[:3].tolist(), corners[3:].tolist()).out
     at_rest = corners - corners.mean(dim=0)
     assert not vote(at_rest[:3].tolist(), at_rest[3:].tolist()).out
+
+
+def pair(first, second) -> PairMemory:
+    return PairMemory().after({WorkerId(1): first, WorkerId(2): second})
+
+
+def test_who_has_been_away_for_long_is_forgotten():
+    """What is kept does not grow with the nodes that there have ever been."""
+    memory = pair(torch.ones(2), -torch.ones(2))
+    for _ in range(21):
+        memory = memory.after({WorkerId(2): torch.ones(2), WorkerId(3): torch.ones(2)})
+    assert memory.clients == (1, 2, 3)
+    assert memory.mean([WorkerId(1), WorkerId(2)])[0, 1] == pytest.approx(-1)
+    memory = memory.after({WorkerId(3): torch.ones(2)})
+    assert memory.clients == (2, 3)
+
+
+def test_the_rounds_in_which_only_one_of_two_took_part_say_nothing_of_the_pair():
+    memory = pair(torch.ones(2), torch.tensor([1.0, -1.0]))
+    memory = memory.after({WorkerId(1): torch.ones(2)}).after({WorkerId(2): torch.ones(2)})
+    memory = memory.after({WorkerId(1): torch.ones(2), WorkerId(2): -torch.ones(2)})
+    assert memory.mean([WorkerId(1), WorkerId(2)])[0, 1] == pytest.approx(-1 / (1 + 0.9**3))
+
+
+@settings(max_examples=100)
+@given(st.data())
+def test_a_cover_leaves_no_more_than_greed_and_nobody_is_out_for_nothing(data):
+    n = data.draw(st.integers(2, 8))
+    values = st.lists(st.sampled_from([0.0, 0.0, 0.3, 0.5, 1.0]), min_size=n * n, max_size=n * n)
+    upper = np.triu(np.array(data.draw(values)).reshape(n, n), 1)
+    against = upper + upper.T
+    most = data.draw(st.integers(0, n))
+    gone = cover(against, most=most)
+    assert len(gone) <= most
+    stays = [member for member in range(n) if member not in gone]
+    assert all(against[member, stays].any() for member in gone)
+    greedy = list(range(n))
+    for _ in range(most):
+        greedy.remove(max(greedy, key=lambda member: against[member, greedy].sum()))
+    assert against[np.ix_(stays, stays)].sum() <= against[np.ix_(greedy, greedy)].sum() + 1e-9
+
+
+def test_the_screen_is_on_where_clients_are_alike_and_off_where_they_are_not(monkeypatch):
+    seen = []
+    before = joint_module.conclude_joint
+    monkeypatch.setattr(
+        joint_module,
+        "conclude_joint",
+        lambda *a, terms, **k: (seen.append(terms.screen), before(*a, terms=terms, **k))[1],
+    )
+    vote(HONEST, HONEST)
+    corners = [*torch.eye(3).tolist()] * 2
+    vote(corners, corners)
+    assert seen == [True, False]
 
 
 def test_approvals_judge_at_a_short_step_and_the_paper_s_vote_at_the_whole():

@@ -13,7 +13,9 @@ done the same work:
     far       updates longer than FAR times the median of all are out
     opposed   so are clients who, over the rounds, oppose too many others (`flower.pairs`)
     fewer     who is out is a liar who is known: the vote is told of as many fewer
-    margin    a proposal that agrees with the direction much less than the median may be out
+    margin    a proposal is out only if it agrees with the direction much less than the median
+    screen    only where clients are alike: else the honest stand out as lies do
+    reach     updates may be somewhat longer than the radius
 
 No more are out before the vote than the share f of all who answered, rounded up.
 """
@@ -25,8 +27,8 @@ from fractions import Fraction
 
 from torch import Tensor
 
-from holdout.flower.pairs import PairMemory, opposed
-from holdout.ids import ProposalId, WorkerId
+from holdout.flower.pairs import PairMemory, are_alike, opposed
+from holdout.ids import WorkerId
 from holdout.joint_vote import JointMemory, norms_of
 from holdout.rounds import AdmittedProposals, Decision, Outcome, conclude_joint
 from holdout.voting import Terms
@@ -34,8 +36,14 @@ from holdout.voting import Terms
 FAR = 3.0
 """How many times the median length an update may have."""
 
-MARGIN = 0.3
-"""What agrees with the direction less than this share of the median may be out."""
+MARGIN, GAP = 0.3, 0.3
+"""What agrees with the direction less than this share of the median may be out, if it is also so
+much below the median. Where training has come to rest, the direction is one among others, and half
+of the honest are below zero."""
+
+REACH = 1.5
+"""How many times the usual length an update may have in the mean. Those who have most to teach, as
+where few hold a class, send the longest."""
 
 TOO_FAR, OPPOSED_OTHERS = "too-far", "opposed"
 """Why an update does not count that is too long, or whose sender opposes too many others."""
@@ -60,7 +68,7 @@ def joint_terms(f: Fraction) -> Terms:
     >>> joint_terms(Fraction(1, 3)).margin
     0.3
     """
-    return replace(Terms.joint(f), margin=MARGIN)
+    return replace(Terms.joint(f), margin=MARGIN, gap=GAP, reach=REACH)
 
 
 def hold_joint_vote(
@@ -97,11 +105,12 @@ def hold_joint_vote(
     out = dict.fromkeys(far, TOO_FAR) | dict.fromkeys(against, OPPOSED_OTHERS)
     left = {p: update for p, update in admitted.valid.items() if proposers[p] not in out}
     heard = [(voter, update) for voter, update in messages.items() if voter not in out]
+    share = _left(f, valid=len(left) + len(heard), out=len(out) + invalid)
     decision, after = conclude_joint(
         AdmittedProposals(left, admitted.faults),
         heard,
         voters=voters,
-        terms=joint_terms(_left(f, valid=len(left) + len(heard), out=len(out) + invalid)),
+        terms=replace(joint_terms(share), screen=are_alike(pairs, near, f=f)),
         memory=memory,
     )
     if decision.outcome is Outcome.STEP and len(decision.ballots) < ballots_min:

@@ -17,6 +17,7 @@ An n x n matrix is all that is kept, of the clients of the last rounds.
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from fractions import Fraction
 from typing import Self
 
 import numpy as np
@@ -33,6 +34,10 @@ FADE = 0.9
 
 OPPOSED = 0.2
 """How much two clients oppose each other before one of them is taken for a liar."""
+
+ALIKE = 0.5
+"""How near the cosine of the least similar honest pair is to that of the most similar one where
+clients are alike: 0.9 and more where all hold equal data, 0.1 where each holds two classes."""
 
 FORGOTTEN = 0.1
 """A client is forgotten after as many rounds without it as make its last one weigh less."""
@@ -106,6 +111,30 @@ class PairMemory:
         weights = self.weights[np.ix_(places, places)]
         sums = self.cosines[np.ix_(places, places)]
         return np.divide(sums, weights, out=np.zeros_like(sums), where=weights > 0)
+
+
+def are_alike(memory: PairMemory, present: Collection[WorkerId], *, f: Fraction) -> bool:
+    """Whether honest clients differ little from each other, so that lies can stand out among them.
+
+    With a share f of liars, (1 - f)² of the pairs are honest and f² are two liars. Where two liars
+    agree most, and others with them least, the pairs between the shares 1 - (1 - f)² and 1 - f²,
+    from the lowest cosine up, are honest. If the first of them is at least ALIKE times the last,
+    clients are alike.
+
+    Example:
+        >>> corners = torch.eye(5)
+        >>> skewed = {WorkerId(n): corners[n % 3] for n in range(9)}
+        >>> similar = {WorkerId(n): 1 + corners[n % 3] for n in range(9)}
+        >>> [are_alike(PairMemory().after(x), x, f=Fraction(1, 3)) for x in (skewed, similar)]
+        [False, True]
+    """
+    mean = memory.mean(sorted(present))
+    pairs = mean[np.triu_indices(len(mean), 1)]
+    if not len(pairs):
+        return True
+    shares = [1 - (1 - f) ** 2, 1 - f**2]
+    low, high = np.quantile(pairs, [float(share) for share in shares])
+    return bool(low >= ALIKE * high)
 
 
 def opposed(memory: PairMemory, present: Collection[WorkerId], *, most: int) -> list[WorkerId]:
