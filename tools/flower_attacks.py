@@ -347,6 +347,8 @@ def run(rule: str, setting: Setting, split: str, attack: str, seed: int) -> dict
 
 Key = tuple[int, str, str, str]
 """Clients, split, attack, rule."""
+Runs = Mapping[int, Mapping[str, Any]]
+"""Finished runs by seed."""
 
 
 def read(path: Path) -> dict[Key, dict[int, dict[str, Any]]]:
@@ -359,12 +361,12 @@ def read(path: Path) -> dict[Key, dict[int, dict[str, Any]]]:
     return found
 
 
-def average(runs: Mapping[int, Mapping[str, Any]], what: str) -> float:
+def average(runs: Runs, what: str) -> float:
     """The mean over the seeds."""
     return mean(float(line[what]) for line in runs.values())
 
 
-def page(found: Mapping[Key, Mapping[int, Mapping[str, Any]]]) -> str:
+def page(found: Mapping[Key, Runs]) -> str:
     """The page of results."""
     text = ["# HoldOut on Flower, under attack", "", " ".join(ABOUT)]
     for setting in SETTINGS:
@@ -390,7 +392,7 @@ def page(found: Mapping[Key, Mapping[int, Mapping[str, Any]]]) -> str:
     return "\n".join([*text, *verdicts(found), ""])
 
 
-def _cell(runs: Mapping[int, Mapping[str, Any]], attack: str) -> str:
+def _cell(runs: Runs, attack: str) -> str:
     if not runs:
         return ""
     success = f" ({average(runs, 'success'):.0f})" if attack == "backdoor" else ""
@@ -398,7 +400,7 @@ def _cell(runs: Mapping[int, Mapping[str, Any]], attack: str) -> str:
     return f"{average(runs, 'accuracy'):.1f}{success}{fewer}"
 
 
-def _share(runs: Mapping[int, Mapping[str, Any]], who: str) -> str:
+def _share(runs: Runs, who: str) -> str:
     of = sum(line[who] for line in runs.values())
     return f"{sum(line[f'{who}_selected'] for line in runs.values())} of {of}" if of else ""
 
@@ -407,12 +409,12 @@ def _share(runs: Mapping[int, Mapping[str, Any]], who: str) -> str:
 class Measured:
     """What was run in one setting."""
 
-    found: Mapping[Key, Mapping[int, Mapping[str, Any]]]
+    found: Mapping[Key, Runs]
     setting: Setting
 
-    def runs(self, split: str, attack: str, rule: str = "holdout") -> Mapping[int, dict[str, Any]]:
+    def runs(self, split: str, attack: str, rule: str = "holdout") -> Runs:
         """The finished runs by seed."""
-        return dict(self.found.get((self.setting.clients, split, attack, rule), {}))
+        return self.found.get((self.setting.clients, split, attack, rule), {})
 
     def value(self, split: str, attack: str) -> float:
         """HoldOut's mean accuracy."""
@@ -453,7 +455,7 @@ class Measured:
         return max(shares, default=None)
 
 
-def verdicts(found: Mapping[Key, Mapping[int, Mapping[str, Any]]]) -> list[str]:
+def verdicts(found: Mapping[Key, Runs]) -> list[str]:
     """What was aimed at, and whether it was reached, as far as there are runs."""
     text = ["## What was aimed at", "", "| target | where | found | met |", "|---|---|---|---|"]
     for setting in SETTINGS:

@@ -10,7 +10,7 @@ app = ClientApp()
 @app.train()
 def train(message: Message, context: Context) -> Message:
     """Return the weights as they came, or a little larger, each client by another step."""
-    arrays = message.content["arrays"]
+    arrays = message.content.array_records["arrays"]
     if context.run_config["weights"]:
         step = np.float32(0.01 * (1 + int(context.node_config["partition-id"])))
         arrays = ArrayRecord({name: Array(a.numpy() + step) for name, a in arrays.items()})

@@ -61,7 +61,8 @@ def _large_round(grid: Grid, half: int, weights: int) -> dict[str, float]:
     arrays = ArrayRecord({f"layer{n}": Array(part + n) for n in range(LAYERS)})
     strategy = HoldOut(num_proposers=half, num_voters=half, fraction_evaluate=0.0)
     result = strategy.start(grid, arrays, num_rounds=1)
-    return {name: float(v) for name, v in result.train_metrics_clientapp[1].items()}
+    metrics = result.train_metrics_clientapp[1].items()
+    return {name: value for name, value in metrics if isinstance(value, int | float)}
 
 
 def _seconds(actions: Mapping[str, Callable[[], None]], *, repetitions: int) -> dict[str, float]:

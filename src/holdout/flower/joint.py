@@ -96,7 +96,7 @@ def hold_joint_vote(
         invalid: How many replies were malformed: their senders are known to be at fault.
         ballots_min: With fewer messages the model is kept.
     """
-    sent = {proposers[proposal]: update for proposal, update in admitted.valid.items()} | messages
+    sent = {proposers[p]: update for p, update in admitted.valid.items()} | dict(messages)
     most = max(0, math.ceil(f * (len(sent) + invalid)) - invalid)
     far = _too_far(sent, most)
     near = {worker: update for worker, update in sent.items() if worker not in far}
