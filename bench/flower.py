@@ -4,13 +4,10 @@ The deployment is a SuperLink and eight SuperNodes as processes of this machine,
 authentication. They run `flower_app`, which does no work: four nodes propose and four vote.
 """
 
-import importlib.util
 import json
-import sys
 import tempfile
 from fractions import Fraction
 from pathlib import Path
-from types import ModuleType
 
 import numpy as np
 import torch
@@ -18,6 +15,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Message
 from flwr.supercore.task_identity import TaskIdentity
 
 from bench import flower_cost, memory
+from bench.loading import load
 from bench.measure import Row, seconds
 from holdout.flower import vote
 from holdout.flower.arrays import Layout
@@ -83,7 +81,7 @@ def cost_rows() -> list[Row]:
 
 
 def _deployed_times() -> dict[str, float]:
-    deploy = _load(DEPLOY)
+    deploy = load(DEPLOY)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         out = folder / "times.json"
@@ -126,13 +124,3 @@ def _scoring_times() -> dict[str, float]:
             "client": lambda: vote(message, model=model, x=x, y=y),
         }
     )
-
-
-def _load(path: Path) -> ModuleType:
-    spec = importlib.util.spec_from_file_location("flower_mnist_deploy", path)
-    if spec is None or spec.loader is None:
-        raise ImportError(f"{path} cannot be loaded")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module

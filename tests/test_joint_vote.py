@@ -1,6 +1,7 @@
 """The joint vote: a direction of all voters judges, a screen weighs, and neither decides alone."""
 
 import math
+from dataclasses import replace
 from fractions import Fraction
 
 import numpy as np
@@ -14,7 +15,6 @@ from holdout.joint_vote import (
     GROWTH,
     LEAST,
     NEGLIGIBLE,
-    SOFT,
     JointMemory,
     Products,
     Vectors,
@@ -94,7 +94,7 @@ def plain_vote(proposals, messages, terms, memory):
     usual = sorted([*(scores / np.linalg.norm(p, axis=1)), *((v @ h) / np.linalg.norm(v, axis=1))])
     usual = usual[(n + m) // 2]
     if usual > 0:
-        factors = (SOFT + scores / np.linalg.norm(p, axis=1)) / (SOFT + usual)
+        factors = (terms.softness + scores / np.linalg.norm(p, axis=1)) / (terms.softness + usual)
         screened = screened * np.minimum(np.maximum(factors, LEAST), 1)
         screened /= screened.sum()
     else:
@@ -273,6 +273,33 @@ def test_radii_grow_slowly_and_shrink_fast():
     shorter = decide_jointly([m / 100 for m in messages], messages, terms=TERMS, memory=memory)
     assert longer.memory.radius == pytest.approx(GROWTH * memory.radius)
     assert shorter.memory.radius == pytest.approx(memory.radius / RATE)
+
+
+def test_an_update_may_be_as_many_radii_long_as_its_reach_says():
+    short, long = torch.tensor([1.0, 0.0]), torch.tensor([9.0, 0.0])
+    proposals = [short, short, long]
+    for reach in (1.0, 1.5, 3.0):
+        terms = replace(TERMS, reach=reach, screen=False)
+        found = decide_jointly(proposals, [short], terms=terms, memory=JointMemory())
+        assert float(found.update[0]) == pytest.approx((2 + reach) / 3)
+        assert found.memory.radius == pytest.approx(1.0)
+
+
+def test_with_a_gap_only_what_is_clearly_below_the_median_may_be_out():
+    """The cosines with the direction are 0.1, 0.1, 0.1 and -0.1."""
+    east = torch.tensor([1.0, 0.0])
+    near = [torch.tensor([0.1, 0.995])] * 3
+    proposals = [*near, torch.tensor([-0.1, 0.995])]
+
+    def out(gap, margin=0.0):
+        terms = replace(Terms.joint(Fraction(1, 4)), screen=False, softness=None)
+        terms = replace(terms, gap=gap, margin=margin)
+        found = decide_jointly(proposals, [east], terms=terms, memory=JointMemory())
+        return [place for place, weight in enumerate(found.weights) if not weight]
+
+    assert out(0.0) == [3]
+    assert out(0.15) == out(0.15, margin=0.3) == [3]
+    assert out(0.25) == out(0.25, margin=0.3) == []
 
 
 def test_without_messages_the_memory_judges():

@@ -3,10 +3,10 @@
     python tools/flower_attacks.py
 
 Federations of 20 clients with 5 liars and of 18 with 6 train 784-32-10 networks on the 4,000
-packaged digits, by three epochs of local SGD a round, 15 rounds, three seeds. Strategies and
-messages are the real ones; the grid is in this process, and trains all clients of a round in one
-batch. Each finished run is a line of `docs/results/flower.jsonl`, so that a stopped command goes
-on where it was.
+packaged digits, by three epochs of local SGD a round, 15 rounds, three seeds, on none of which the
+vote's settings were chosen (decision 17). Strategies and messages are the real ones; the grid is in
+this process, and trains all clients of a round in one batch. Each finished run is a line of
+`docs/results/flower.jsonl`, so that a stopped command goes on where it was.
 """
 
 import argparse
@@ -34,7 +34,10 @@ PAGE = Path(__file__).resolve().parent.parent / "docs" / "results" / "flower.md"
 LINES = PAGE.with_suffix(".jsonl")
 PIXELS, HIDDEN, CLASSES = 784, 32, 10
 ROUNDS, EPOCHS, BATCH, RATE = 15, 3, 32, 0.05
-SEEDS = range(3)
+SEEDS = range(3, 6)
+"""Seeds 0 to 2 were used to choose."""
+LATE = 8
+"""From which round on liars lie who wait."""
 FIRST_NODE = 101
 TARGET_CLASS = 0
 
@@ -66,6 +69,7 @@ ATTACKS = {
     "replace": "replace x 20",
     "flip-10": "sign flip x 10",
     "flip-1": "sign flip x 1",
+    "late": f"sign flip x 1 from round {LATE} on",
     "labels": "label flip",
     "drift": "drift",
     "alie+1.5": "ALIE +1.5",
@@ -76,10 +80,12 @@ ATTACKS = {
     "votes": "votes only",
     "backdoor": "backdoor",
 }
+NEAR, LOUD_MAX, BACKDOOR_MAX = 2, 10, 20
+"""Targets: points, and percent."""
 LOUD = ("replace", "flip-10", "alie-10", "permute", "nan")
 ABOUT = (
     "Made by `python tools/flower_attacks.py` of the lines in [flower.jsonl](flower.jsonl).",
-    "Final accuracy in percent, mean of {seeds},",
+    "Final accuracy in percent,",
     f"after {ROUNDS} rounds of {EPOCHS} local epochs of SGD (batches of {BATCH}, rate {RATE}) of a",
     f"{PIXELS}-{HIDDEN}-{CLASSES} network on 4,000 packaged digits. All clients train every round.",
     "HoldOut (joint ballots, `byzantine_fraction` as it is by default) has 14 of 20 or 12 of 18",
@@ -87,18 +93,18 @@ ABOUT = (
     "true number of liars, Bulyan the most that it can be told (4 of 20, 3 of 18). Liars do not",
     "know whether they propose or vote, except in *votes only*: there they propose honestly and,",
     "as voters, send the reverse of the honest mean. *Lies in*: how many of the proposed lies were",
-    "averaged, and the same of honest proposals.",
+    "averaged, and the same of honest proposals. Each cell is the mean over the seeds",
+    f"{SEEDS.start} to {SEEDS.stop - 1}; a small number behind it says how many of them were run,",
+    "where not all were, and an empty cell was not run at all.",
 )
 CAVEATS = (
-    "**How to read this.** HoldOut's constants (3 median lengths, a margin of 0.3, 14 + 6 and",
-    "12 + 6 nodes) were chosen from about twenty variants by runs on two classes a client with",
-    "seeds 0 to 2, in a prototype with a wider network: the same seeds as here, so HoldOut's",
-    "figures are rather too good than too bad. Where HoldOut has more seeds than the others,",
-    "differences of a few points between columns are noise; the best of six rules is a high mark",
-    "for the same reason. *Loud* was taken to mean replace, sign flip x 10, ALIE -10, permuted",
-    "units and NaN; label flip, drift, sign flip x 1 and ALIE +-1.5 were not counted as loud, and",
-    "drift and ALIE +-1.5 are let in almost always. The targets speak of a sign flip without a",
-    "factor: both factors are listed.",
+    "**How to read this.** HoldOut's constants were chosen on the seeds 0 to 2, which are not",
+    "here: [decision 17](../decisions/0017-the-vote-on-flower.md) says from what, and what",
+    "failed. Where clients hold two classes each, a run's accuracy moves by about five points",
+    "from one round to the next, so differences of a few points between columns are noise;",
+    "the best of six rules is a high mark for the same reason. *Loud* was taken to mean",
+    "replace, sign flip x 10, ALIE -10, permuted units and NaN. The targets speak of a sign",
+    "flip without a factor: both are listed.",
 )
 Parts = tuple[Tensor, Tensor, Tensor, Tensor]
 
@@ -216,6 +222,8 @@ class Clients(Grid):
                 return (20 * (weights - first_weights(10**6))).expand_as(own)
             case "flip":
                 return -float(number) * own
+            case "late":
+                return own if self._round < LATE else -own
             case "labels":
                 return weights - train(weights, x, CLASSES - 1 - y, self.generator)
             case "drift":
@@ -339,6 +347,8 @@ def run(rule: str, setting: Setting, split: str, attack: str, seed: int) -> dict
 
 Key = tuple[int, str, str, str]
 """Clients, split, attack, rule."""
+Runs = Mapping[int, Mapping[str, Any]]
+"""Finished runs by seed."""
 
 
 def read(path: Path) -> dict[Key, dict[int, dict[str, Any]]]:
@@ -351,14 +361,14 @@ def read(path: Path) -> dict[Key, dict[int, dict[str, Any]]]:
     return found
 
 
-def average(runs: Mapping[int, Mapping[str, Any]], what: str) -> float:
+def average(runs: Runs, what: str) -> float:
     """The mean over the seeds."""
     return mean(float(line[what]) for line in runs.values())
 
 
-def page(found: Mapping[Key, Mapping[int, Mapping[str, Any]]]) -> str:
+def page(found: Mapping[Key, Runs]) -> str:
     """The page of results."""
-    text = ["# HoldOut on Flower, under attack", "", " ".join(ABOUT).format(seeds=_seeds(found))]
+    text = ["# HoldOut on Flower, under attack", "", " ".join(ABOUT)]
     for setting in SETTINGS:
         for split, title in SPLITS.items():
             text += ["", f"## {setting.liars} liars of {setting.clients}, {title}", ""]
@@ -382,96 +392,122 @@ def page(found: Mapping[Key, Mapping[int, Mapping[str, Any]]]) -> str:
     return "\n".join([*text, *verdicts(found), ""])
 
 
-def _seeds(found: Mapping[Key, Mapping[int, Mapping[str, Any]]]) -> str:
-    """How many seeds there are, of HoldOut and of the rule that has fewest."""
-    counts = {rule: len(SEEDS) for rule in RULES}
-    for key, _ in todo():
-        counts[key[3]] = min(counts[key[3]], len(found.get(key, {})))
-    own, fewest = counts.pop("holdout"), min(counts.values())
-    return f"{own} seeds" if own == fewest else f"{own} seeds of HoldOut and {fewest} of the others"
-
-
-def _cell(runs: Mapping[int, Mapping[str, Any]], attack: str) -> str:
+def _cell(runs: Runs, attack: str) -> str:
     if not runs:
         return ""
     success = f" ({average(runs, 'success'):.0f})" if attack == "backdoor" else ""
-    return f"{average(runs, 'accuracy'):.1f}{success}"
+    fewer = f" <sup>{len(runs)}</sup>" if len(runs) < len(SEEDS) else ""
+    return f"{average(runs, 'accuracy'):.1f}{success}{fewer}"
 
 
-def _share(runs: Mapping[int, Mapping[str, Any]], who: str) -> str:
+def _share(runs: Runs, who: str) -> str:
     of = sum(line[who] for line in runs.values())
     return f"{sum(line[f'{who}_selected'] for line in runs.values())} of {of}" if of else ""
 
 
-def verdicts(found: Mapping[Key, Mapping[int, Mapping[str, Any]]]) -> list[str]:
-    """What was aimed at, and whether it was reached."""
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """What was run in one setting."""
+
+    found: Mapping[Key, Runs]
+    setting: Setting
+
+    def runs(self, split: str, attack: str, rule: str = "holdout") -> Runs:
+        """The finished runs by seed."""
+        return self.found.get((self.setting.clients, split, attack, rule), {})
+
+    def value(self, split: str, attack: str) -> float:
+        """HoldOut's mean accuracy."""
+        return average(self.runs(split, attack), "accuracy")
+
+    def loss(self) -> tuple[float, str] | None:
+        """What HoldOut loses at most on equal data, and to which attack."""
+        tried = [a for a in ATTACKS if a not in {"none", "backdoor"} and self.runs("equal", a)]
+        if not tried or not self.runs("equal", "none"):
+            return None
+        worst = min(tried, key=lambda a: self.value("equal", a))
+        return self.value("equal", "none") - self.value("equal", worst), ATTACKS[worst]
+
+    def gaps(self, split: str) -> dict[str, float]:
+        """How far HoldOut is below the best other rule, by attack, on the seeds that all have."""
+        gaps = {}
+        for attack in ATTACKS:
+            rows = {rule: self.runs(split, attack, rule) for rule in RULES}
+            rows = {rule: runs for rule, runs in rows.items() if runs}
+            common = set[int](SEEDS).intersection(*rows.values())
+            if len(rows) > 1 and "holdout" in rows and common:
+                means = {
+                    rule: average({seed: runs[seed] for seed in common}, "accuracy")
+                    for rule, runs in rows.items()
+                }
+                gaps[attack] = max(v for r, v in means.items() if r != "holdout") - means["holdout"]
+        return gaps
+
+    def loudest(self, split: str) -> tuple[float, str] | None:
+        """The largest share of a loud attack's lies that were averaged."""
+        shares = []
+        for attack in LOUD:
+            lines = self.runs(split, attack).values()
+            lies = sum(line["lies"] for line in lines)
+            if lies:
+                taken = sum(line["lies_selected"] for line in lines)
+                shares.append((100 * taken / lies, ATTACKS[attack]))
+        return max(shares, default=None)
+
+
+def verdicts(found: Mapping[Key, Runs]) -> list[str]:
+    """What was aimed at, and whether it was reached, as far as there are runs."""
     text = ["## What was aimed at", "", "| target | where | found | met |", "|---|---|---|---|"]
     for setting in SETTINGS:
-        where = f"{setting.liars} of {setting.clients}"
+        measured = Measured(found, setting)
 
-        def value(split: str, attack: str, rule: str, setting: Setting = setting) -> float:
-            runs = found.get((setting.clients, split, attack, rule), {})
-            return average(runs, "accuracy") if runs else math.nan
+        def add(target: str, value: str, reached: bool, setting: Setting = setting) -> None:
+            where = f"{setting.liars} of {setting.clients}"
+            text.append(f"| {target} | {where} | {value} | {'yes' if reached else 'no'} |")
 
-        attacks = [a for a in ATTACKS if a not in {"none", "backdoor"}]
-        quiet = value("equal", "none", "holdout")
-        worst = min(attacks, key=lambda a: value("equal", a, "holdout"))
-        loss = quiet - value("equal", worst, "holdout")
-        text.append(
-            f"| at most 2 points lost on equal data | {where} | {loss:.1f} ({ATTACKS[worst]}) | "
-            f"{_met(loss <= 2)} |"  # noqa: PLR2004
-        )
+        if loss := measured.loss():
+            add(
+                "at most 2 points lost on equal data", f"{loss[0]:.1f} ({loss[1]})", loss[0] <= NEAR
+            )
         for attack, least in (("none", 75), ("flip-10", 65), ("flip-1", 65)):
-            reached = value("two", attack, "holdout")
-            text.append(
-                f"| two classes, {ATTACKS[attack]}: at least {least} | {where} | {reached:.1f} | "
-                f"{_met(reached >= least)} |"
-            )
+            if measured.runs("two", attack):
+                value = measured.value("two", attack)
+                target = f"two classes, {ATTACKS[attack]}: at least {least}"
+                add(target, f"{value:.1f}", value >= least)
         for split, title in SPLITS.items():
-            gaps = {}
-            for attack in ATTACKS:
-                best = max(value(split, attack, rule) for rule in RULES if rule != "holdout")
-                gaps[attack] = best - value(split, attack, "holdout")
-            behind = [f"{ATTACKS[a]} {gap:.1f}" for a, gap in gaps.items() if not gap <= 2]  # noqa: PLR2004
-            text.append(
-                f"| {title}: at most 2 points below the best other rule | {where} | "
-                f"{', '.join(behind) or 'everywhere'} | {_met(not behind)} |"
+            gaps = measured.gaps(split)
+            behind = [f"{ATTACKS[a]} {gap:.1f}" for a, gap in gaps.items() if gap > NEAR]
+            target = (
+                f"{title}: at most 2 points below the best other rule on the same seeds, "
+                f"in {len(gaps)} rows"
             )
-            shares = {}
-            for attack in LOUD:
-                lines = found.get((setting.clients, split, attack, "holdout"), {}).values()
-                lies = sum(line["lies"] for line in lines)
-                shares[attack] = sum(line["lies_selected"] for line in lines) / max(lies, 1)
-            loudest = max(shares, key=lambda a: shares[a])
-            share = 100 * shares[loudest]
-            text.append(
-                f"| {title}: at most a tenth of the loud lies selected | {where} | "
-                f"{share:.0f} % ({ATTACKS[loudest]}) | {_met(share <= 10)} |"  # noqa: PLR2004
-            )
-            runs = found.get((setting.clients, split, "backdoor", "holdout"), {})
-            success = average(runs, "success") if runs else math.nan
-            text.append(
-                f"| {title}: a backdoor succeeds in less than 20 % | {where} | {success:.0f} % | "
-                f"{_met(success < 20)} |"  # noqa: PLR2004
-            )
+            add(target, ", ".join(behind) or "everywhere", not behind)
+            if loudest := measured.loudest(split):
+                target = f"{title}: at most a tenth of the loud lies selected"
+                add(target, f"{loudest[0]:.0f} % ({loudest[1]})", loudest[0] <= LOUD_MAX)
+            if runs := measured.runs(split, "backdoor"):
+                success = average(runs, "success")
+                target = f"{title}: a backdoor succeeds in less than 20 %"
+                add(target, f"{success:.0f} %", success < BACKDOOR_MAX)
     return text
 
 
-def _met(reached: bool) -> str:
-    return "yes" if reached else "no"
-
-
 def todo() -> list[tuple[Key, int]]:
-    """Every run, HoldOut's first, then the others' seed by seed."""
-    pairs = [("holdout", seed) for seed in SEEDS]
-    pairs += [(rule, seed) for seed in SEEDS for rule in RULES if rule != "holdout"]
-    return [
+    """Every run, in the order of what they decide: targets, then HoldOut, then the others."""
+    runs = [
         ((setting.clients, split, attack, rule), seed)
-        for rule, seed in pairs
-        for setting in SETTINGS
-        for split in SPLITS
+        for seed in SEEDS
+        for split in reversed(SPLITS)
         for attack in ATTACKS
+        for setting in SETTINGS
+        for rule in RULES
     ]
+
+    def place(run: tuple[Key, int]) -> tuple[bool, bool]:
+        (_, split, attack, rule), _ = run
+        return rule != "holdout", split != "two" or attack not in {"none", "flip-10", "flip-1"}
+
+    return sorted(runs, key=place)
 
 
 def main() -> None:

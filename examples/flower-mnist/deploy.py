@@ -50,6 +50,8 @@ class Deployment:
             "OMP_WAIT_POLICY": "PASSIVE",
             **os.environ,
             **OFFLINE,
+            # What a process prints is there when it is printed, also in a pipe or a file.
+            "PYTHONUNBUFFERED": "1",
             "FLWR_HOME": str(folder / "home"),
             # Nodes start the client's process by name.
             "PATH": f"{BIN}{os.pathsep}{os.environ.get('PATH', '')}",
@@ -60,7 +62,7 @@ class Deployment:
         """The SuperLink's host and port."""
         return f"127.0.0.1:{self.port}"
 
-    def start_link(self) -> None:
+    def start_link(self, *options: str) -> None:
         """Start a SuperLink that lets in only nodes whose keys are registered."""
         folder = self.folder
         make_certificates(folder)
@@ -73,6 +75,7 @@ class Deployment:
                 *("--ssl-keyfile", str(folder / "server.key")),
                 *("--ssl-ca-certfile", str(folder / "ca.crt")),
                 "--enable-supernode-auth",
+                *options,
             ],
         )
         self.wait(lambda: is_open(self.port), "the SuperLink")
@@ -210,12 +213,12 @@ class Deployment:
 
 
 @contextmanager
-def deployed(folder: Path, nodes: int) -> Iterator[Deployment]:
+def deployed(folder: Path, nodes: int, *link_options: str) -> Iterator[Deployment]:
     """A running deployment; all its processes are ended on leaving, whatever happens."""
     deployment = Deployment(folder)
     try:
         say(f"starting the SuperLink at {deployment.address}")
-        deployment.start_link()
+        deployment.start_link(*link_options)
         say(f"registering the keys of {nodes} nodes")
         with ThreadPoolExecutor() as pool:
             list(pool.map(deployment.register, range(nodes)))

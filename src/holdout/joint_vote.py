@@ -70,9 +70,6 @@ GENTLE = 0.25
 """How much of its weight the furthest vector loses in a pass of the screen. In one blow, as CAF has
 it, the honest lose so much along with five liars of twelve that the screen must stop at once."""
 
-SOFT = 0.1
-"""A cosine with H_t that is below the median by less than this costs little weight."""
-
 GROWTH = 1.1
 """How much longer a vector may be than in the last round."""
 
@@ -242,7 +239,7 @@ def judge(products: Products, *, terms: Terms, memory: JointMemory) -> JointVerd
     radius, message_radius = _radii(products, memory)
     scale, lengths = np.ones_like(products.lengths), products.lengths.copy()
     for part, limit in ((proposals, radius), (messages, message_radius)):
-        scale[..., part], lengths[..., part] = _bounded(lengths[..., part], limit)
+        scale[..., part], lengths[..., part] = _bounded(lengths[..., part], terms.reach * limit)
     gram = products.cosines * lengths[..., :, None] * lengths[..., None, :]
     # h_t and H_t, as factors of the bounded vectors.
     screened, judges = _screened(gram[..., : n + m, : n + m], n, terms)
@@ -259,39 +256,37 @@ def judge(products: Products, *, terms: Terms, memory: JointMemory) -> JointVerd
         direction[..., -1] = share
     # What H_t makes of the proposals, and who stands.
     agreement = (gram @ direction[..., None])[..., 0]
-    scores, factors = _judged(agreement[..., : n + m], lengths[..., : n + m], n)
-    if terms.margin:
-        scores = _relative(scores, lengths[..., proposals], terms.margin)
-    if terms.f:
-        screened = _shares(screened * factors)
+    cosines_ = agreement[..., : n + m] / np.where(lengths > 0, lengths, 1.0)[..., : n + m]
+    usual = np.sort(cosines_, axis=-1)[..., (n + m) // 2, None]
+    # Where half of this round's vectors or more point away from H_t, the gradient has turned round,
+    # and H_t knows nothing of it.
+    scores = np.where(usual > 0, agreement[..., proposals], 0.0)
+    if terms.f and terms.softness is not None:
+        screened = _softened(screened, cosines_[..., proposals], usual, terms.softness)
+    if terms.margin or terms.gap:
+        scores = _relative(cosines_[..., proposals], terms)
     weights = _standing(scores, screened, n - terms.approve_count(n))
     step = np.zeros_like(lengths)
     step[..., proposals] = weights
     return JointVerdict(weights, judges, step * scale, direction * scale, radius, message_radius)
 
 
-def _judged(agreement: Matrix, lengths: Matrix, n: int) -> tuple[Matrix, Matrix]:
-    """<u_j, H_t> of the n proposals, and the factors that their weights get for it.
+def _softened(screened: Matrix, cosines_: Matrix, usual: Matrix, softness: float) -> Matrix:
+    """The screen's weights, lowered where the cosine with H_t is below the usual one."""
+    factors = (softness + cosines_) / (softness + np.maximum(usual, 0.0))
+    return _shares(screened * np.where(usual > 0, np.clip(factors, LEAST, 1.0), 1.0))
 
-    The median is that of proposals and messages, the higher one of two. Where it is not positive,
-    half of this round's vectors or more point away from H_t: the gradient has turned round, and H_t
-    knows nothing of it.
+
+def _relative(cosines_: Matrix, terms: Terms) -> Matrix:
+    """The cosines with H_t less what they must reach: a share of their median, if that is positive.
+
+    With a gap, no more than the median less the gap.
     """
-    cosines_ = agreement / np.where(lengths > 0, lengths, 1.0)
-    usual = np.sort(cosines_, axis=-1)[..., cosines_.shape[-1] // 2, None]
-    knows = usual > 0
-    factors = (SOFT + cosines_[..., :n]) / (SOFT + np.where(knows, usual, 0.0))
-    return (
-        np.where(knows, agreement[..., :n], 0.0),
-        np.where(knows, np.clip(factors, LEAST, 1.0), 1.0),
-    )
-
-
-def _relative(scores: Matrix, lengths: Matrix, margin: float) -> Matrix:
-    """The cosines with H_t less the margin: a share of their median, if that is positive."""
-    cosines_ = scores / np.where(lengths > 0, lengths, 1.0)
-    usual = np.maximum(_median(cosines_), 0.0)
-    return cosines_ - margin * usual[..., None]
+    median = _median(cosines_)
+    least = terms.margin * np.maximum(median, 0.0)
+    if terms.gap:
+        least = np.minimum(least, median - terms.gap)
+    return cosines_ - least[..., None]
 
 
 def _standing(scores: Matrix, screened: Matrix, tolerated: int) -> Matrix:

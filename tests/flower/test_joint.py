@@ -1,5 +1,6 @@
 """Joint ballots: a voter is asked to train like anybody else, and its update only judges."""
 
+import math
 from fractions import Fraction
 
 import numpy as np
@@ -21,12 +22,13 @@ from tests.flower.flower_grid import (
 )
 
 from holdout.flower import HoldOut, vote_mod
+from holdout.flower import joint as joint_module
 from holdout.flower.base import CLOCK_ERROR_MAX
-from holdout.flower.joint import FAR, hold_joint_vote
+from holdout.flower.joint import FAR, OPPOSED_OTHERS, TOO_FAR, hold_joint_vote
+from holdout.flower.pairs import PairMemory, cover
 from holdout.ids import ProposalId, WorkerId
 from holdout.joint_vote import JointMemory
 from holdout.rounds import AdmittedProposals, Outcome
-from holdout.voting import tolerated_count
 
 NODES = list(range(101, 113))
 F = Fraction(1, 3)
@@ -150,14 +152,15 @@ def test_what_the_vote_remembers_is_in_the_strategy_s_state():
     strategy = joint()
     strategy.start(FakeGrid({n: trains_only(1.0) for n in NODES}), arrays(0.0), 2)
     kept = strategy._rule_state
-    assert set(kept) == {"direction", "message_radius", "rounds"}
+    pairs = {"pair_clients", "pair_cosines", "pair_weights"}
+    assert set(kept) == {"direction", "message_radius", "rounds"} | pairs
+    assert kept["pair_clients"].tolist() == list(range(12))
     assert int(kept["rounds"]) == 2
     assert kept["direction"].shape == (15,)
     assert strategy._radius is not None
     again = JointMemory.of(kept, radius=strategy._radius)
-    assert {k: v.tolist() for k, v in again.kept().items()} == {
-        k: v.tolist() for k, v in kept.items()
-    }
+    whole = again.kept() | PairMemory.of(kept).kept()
+    assert {k: v.tolist() for k, v in whole.items()} == {k: v.tolist() for k, v in kept.items()}
 
 
 def test_the_same_seed_gives_the_same_bytes():
@@ -174,39 +177,135 @@ def vectors(rows) -> list[torch.Tensor]:
     return [torch.tensor(row, dtype=torch.float32) for row in rows]
 
 
+def vote(own, said, *, f=F, memory=None, pairs=None):
+    """A vote in which workers 0, 1, ... propose and workers 100, 101, ... vote."""
+    proposals = {ProposalId(place): row for place, row in enumerate(vectors(own))}
+    messages = {WorkerId(100 + place): row for place, row in enumerate(vectors(said))}
+    return hold_joint_vote(
+        AdmittedProposals(proposals, {}),
+        messages,
+        proposers=[WorkerId(place) for place in proposals],
+        voters=list(messages),
+        f=f,
+        memory=memory or JointMemory(),
+        pairs=pairs or PairMemory(),
+    )
+
+
 @settings(max_examples=50)
 @given(
     st.lists(st.lists(st.floats(-1e6, 1e6, width=32), min_size=3, max_size=3), max_size=8),
     st.lists(st.lists(st.floats(-1e6, 1e6, width=32), min_size=3, max_size=3), max_size=8),
 )
-def test_whatever_is_sent_at_most_n_minus_k_are_too_far_and_the_step_is_bounded(own, said):
-    admitted = AdmittedProposals(
-        {ProposalId(place): row for place, row in enumerate(vectors(own))}, {}
-    )
-    messages = {WorkerId(place): row for place, row in enumerate(vectors(said))}
-    found = hold_joint_vote(admitted, messages, voters=list(messages), f=F, memory=JointMemory())
-    assert len(found.far_proposals) <= tolerated_count(len(own), F)
-    assert len(found.far_voters) <= tolerated_count(len(said), F)
-    if not own:
+def test_whatever_is_sent_the_tolerated_share_at_most_is_out_and_the_step_is_bounded(own, said):
+    found = vote(own, said)
+    assert len(found.out) <= math.ceil(F * (len(own) + len(said)))
+    if all(place in found.out for place in range(len(own))):
         assert found.decision.outcome is Outcome.NO_PROPOSALS
         return
     longest = max(float(row.norm()) for row in [*vectors(own), *vectors(said)])
     assert float(found.decision.update.norm()) <= longest * (1 + 1e-4)
-    assert not set(found.far_proposals) & set(found.decision.selection)
+    assert not set(found.out) & set(found.decision.selection)
+
+
+HONEST = [[1.0, 0.2], [1.0, -0.2], [0.9, 0.4], [1.1, 0.0], [1.0, 0.3], [1.0, -0.4]]
 
 
 def test_a_known_liar_is_no_longer_expected_among_the_others():
     """Three of nine proposals are far: the honest six all stand, though they differ."""
-    honest = [[1.0, 0.2], [1.0, -0.2], [0.9, 0.4], [1.1, 0.0], [1.0, 0.3], [1.0, -0.4]]
-    lies = [[-90.0, 0.0]] * 3
-    admitted = AdmittedProposals(
-        {ProposalId(place): row for place, row in enumerate(vectors([*honest, *lies]))}, {}
-    )
-    messages = {WorkerId(place): row for place, row in enumerate(vectors(honest))}
-    found = hold_joint_vote(admitted, messages, voters=list(messages), f=F, memory=JointMemory())
-    assert set(found.far_proposals) == {6, 7, 8}
+    found = vote([*HONEST, *[[-90.0, 0.0]] * 3], HONEST)
+    assert found.out == dict.fromkeys([6, 7, 8], TOO_FAR)
     assert found.decision.selection == (0, 1, 2, 3, 4, 5)
     assert FAR < 90
+
+
+def test_all_who_are_far_are_out_though_most_of_them_were_drawn_for_one_role():
+    """Five of six liars propose: more than the tolerated share of the proposers, not of all."""
+    found = vote([*HONEST[:4], *[[-90.0, 0.0]] * 5], [*HONEST, *HONEST, [-90.0, 0.0]])
+    assert found.out == dict.fromkeys([4, 5, 6, 7, 8, 112], TOO_FAR)
+    assert found.decision.selection == (0, 1, 2, 3)
+
+
+def test_who_opposes_most_others_is_out_in_both_roles():
+    """Of one length, and more than half of the voters."""
+    found = vote([*HONEST[:4], [-1.0, 0.1]], [*HONEST[:1], [-1.0, 0.0], [-1.0, 0.2]])
+    assert found.out == dict.fromkeys([4, 101, 102], OPPOSED_OTHERS)
+    assert found.decision.selection == (0, 1, 2, 3)
+    assert list(found.decision.ballots) == [100]
+
+
+def test_opposition_is_remembered_and_a_single_round_of_it_is_not_enough():
+    """A client that agreed for five rounds and opposes once may go on; after five more, not."""
+    pairs, out = PairMemory(), []
+    for number in range(12):
+        last = [-1.0, 0.0] if number >= 5 else [1.0, 0.0]
+        found = vote([*HONEST[:4], last], HONEST, pairs=pairs)
+        pairs = found.pairs
+        out.append(4 in found.out)
+    assert not any(out[:6])
+    assert all(out[10:])
+
+
+def test_who_only_differs_is_not_out():
+    """Skewed clients are orthogonal to each other, or sum to nothing: neither is opposition."""
+    corners = torch.eye(6)
+    assert not vote(corners[:3].tolist(), corners[3:].tolist()).out
+    at_rest = corners - corners.mean(dim=0)
+    assert not vote(at_rest[:3].tolist(), at_rest[3:].tolist()).out
+
+
+def pair(first, second) -> PairMemory:
+    return PairMemory().after({WorkerId(1): first, WorkerId(2): second})
+
+
+def test_who_has_been_away_for_long_is_forgotten():
+    """What is kept does not grow with the nodes that there have ever been."""
+    memory = pair(torch.ones(2), -torch.ones(2))
+    for _ in range(21):
+        memory = memory.after({WorkerId(2): torch.ones(2), WorkerId(3): torch.ones(2)})
+    assert memory.clients == (1, 2, 3)
+    assert memory.mean([WorkerId(1), WorkerId(2)])[0, 1] == pytest.approx(-1)
+    memory = memory.after({WorkerId(3): torch.ones(2)})
+    assert memory.clients == (2, 3)
+
+
+def test_the_rounds_in_which_only_one_of_two_took_part_say_nothing_of_the_pair():
+    memory = pair(torch.ones(2), torch.tensor([1.0, -1.0]))
+    memory = memory.after({WorkerId(1): torch.ones(2)}).after({WorkerId(2): torch.ones(2)})
+    memory = memory.after({WorkerId(1): torch.ones(2), WorkerId(2): -torch.ones(2)})
+    assert memory.mean([WorkerId(1), WorkerId(2)])[0, 1] == pytest.approx(-1 / (1 + 0.9**3))
+
+
+@settings(max_examples=100)
+@given(st.data())
+def test_a_cover_leaves_no_more_than_greed_and_nobody_is_out_for_nothing(data):
+    n = data.draw(st.integers(2, 8))
+    values = st.lists(st.sampled_from([0.0, 0.0, 0.3, 0.5, 1.0]), min_size=n * n, max_size=n * n)
+    upper = np.triu(np.array(data.draw(values)).reshape(n, n), 1)
+    against = upper + upper.T
+    most = data.draw(st.integers(0, n))
+    gone = cover(against, most=most)
+    assert len(gone) <= most
+    stays = [member for member in range(n) if member not in gone]
+    assert all(against[member, stays].any() for member in gone)
+    greedy = list(range(n))
+    for _ in range(most):
+        greedy.remove(max(greedy, key=lambda member: against[member, greedy].sum()))
+    assert against[np.ix_(stays, stays)].sum() <= against[np.ix_(greedy, greedy)].sum() + 1e-9
+
+
+def test_the_screen_is_on_where_clients_are_alike_and_off_where_they_are_not(monkeypatch):
+    seen = []
+    before = joint_module.conclude_joint
+    monkeypatch.setattr(
+        joint_module,
+        "conclude_joint",
+        lambda *a, terms, **k: (seen.append(terms.screen), before(*a, terms=terms, **k))[1],
+    )
+    vote(HONEST, HONEST)
+    corners = [*torch.eye(3).tolist()] * 2
+    vote(corners, corners)
+    assert seen == [True, False]
 
 
 def test_approvals_judge_at_a_short_step_and_the_paper_s_vote_at_the_whole():

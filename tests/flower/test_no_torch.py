@@ -2,8 +2,13 @@
 
 import subprocess
 import sys
+import venv
+from importlib.metadata import version
+from pathlib import Path
 
-CLIENT = """
+import pytest
+
+REFUSED = """
 import sys
 
 class Refused:
@@ -12,6 +17,9 @@ class Refused:
             raise ModuleNotFoundError(f"no {name} here", name=name)
 
 sys.meta_path.insert(0, Refused())
+"""
+CLIENT = """
+import sys
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.supercore.task_identity import TaskIdentity
@@ -41,7 +49,29 @@ print(list(reply.content["ballot"]["approved"]), "torch" in sys.modules)
 
 def test_a_client_votes_by_the_mod_without_torch():
     done = subprocess.run(
-        [sys.executable, "-c", CLIENT], check=False, capture_output=True, text=True
+        [sys.executable, "-c", REFUSED + CLIENT], check=False, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split("\n")[-2] == "[0] False"
+
+
+@pytest.mark.soak
+def test_a_client_votes_in_an_environment_that_has_no_torch(tmp_path):
+    """Flower from the package index, and this package without what it depends on."""
+    venv.create(tmp_path, with_pip=True)
+    python = str(tmp_path / "bin" / "python")
+    pip = [python, "-m", "pip", "install", "--quiet"]
+    subprocess.run([*pip, f"flwr=={version('flwr')}"], check=True)
+    subprocess.run([*pip, "--no-deps", str(Path(__file__).resolve().parents[2])], check=True)
+    absent = subprocess.run([python, "-c", "import torch"], check=False, capture_output=True)
+    assert absent.returncode == 1
+    done = subprocess.run(
+        # Not from here, where the package's source is.
+        [python, "-I", "-c", CLIENT],
+        check=False,
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.split("\n")[-2] == "[0] False"

@@ -13,6 +13,7 @@ from flwr.app import Array, ArrayRecord, Context, Message, MetricRecord, RecordD
 
 GAMMA = 30.0  # How many standard deviations ALIE adds to the mean.
 FLIP = 10.0  # How many times the honest step a sign flip goes in the opposite direction.
+CHUNKS = 2000  # How often a bomb names one chunk.
 
 Client = Callable[[Message, Context], Message]
 Arrays = dict[str, np.ndarray]
@@ -49,7 +50,7 @@ def propose(kind: str, message: Message, context: Context, call_next: Client) ->
     if kind == "nan":
         return reply(message, {n: np.full_like(w, np.nan) for n, w in weights.items()})
     if kind == "bomb":
-        return reply(message, {name: bomb(array) for name, array in honest.items()})
+        return bomb(reply(message, dict(honest.items())))
     if kind == "wrong-shape":
         return reply(message, {n: np.zeros((2, 3), np.float32) for n in weights})
     if kind == "junk":
@@ -61,12 +62,15 @@ def propose(kind: str, message: Message, context: Context, call_next: Client) ->
     return call_next(message, context)
 
 
-def bomb(array: Array) -> Array:
-    """A small header that announces an array of many gigabytes."""
-    sides = "(1000000, 1000000)"
-    header = f"{{'descr': '<f4', 'fortran_order': False, 'shape': {sides}, }}\n".encode()
-    data = b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header
-    return Array(dtype="float32", shape=tuple(array.shape), stype=array.stype, data=data)
+def bomb(answer: Message) -> Message:
+    """The same reply, but each of its arrays names its first chunk CHUNKS times.
+
+    So it is small as it travels, and grows when it is joined. In Flower's simulation, where replies
+    are not taken apart, it stays what it was.
+    """
+    for array in answer.content["arrays"].values():
+        array.__dict__["_chunks"] = array.slice_array()[:1] * CHUNKS
+    return answer
 
 
 def alie(weights: Arrays, message: Message, context: Context, call_next: Client) -> Arrays:

@@ -1,5 +1,6 @@
 """The server, as `FedAvg` users write it, with a choice of strategies."""
 
+import resource
 from pathlib import Path
 
 from flwr.app import ArrayRecord, Context, MetricRecord
@@ -27,6 +28,8 @@ def main(grid: Grid, context: Context) -> None:
     print(f"strategy {config['strategy']}, byzantine {config['byzantine']}:")
     for number, metrics in result.evaluate_metrics_serverapp.items():
         print(f"  round {number:2}: accuracy {metrics['accuracy']:.3f}")
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    print(f"  the server's process held at most {peak:,.0f} MiB")
 
 
 def make_strategy(context: Context) -> Strategy:

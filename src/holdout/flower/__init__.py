@@ -12,6 +12,7 @@ Below them:
     drawing         of whom a committee is drawn, and how large it is
     saved_runs      a run on disk, to go on from
     joint           voters' own updates as ballots
+    pairs           who opposes whom, over the rounds
     inner           other strategies of Flower inside a vote
     open_round      one round: whom it asked, what they sent, the step
     vote_messages   the vote message and the ballot of approvals that answers it

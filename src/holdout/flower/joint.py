@@ -6,35 +6,48 @@ propose or to judge, so none needs any code for it.
 
 Replies on Flower are the outcome of whatever training a client likes: epochs, optimisers, proximal
 terms. Such updates are about as long as each other, and a length of several medians is a lie or a
-mistake. So before the vote of the simulator three things are done that it does not do:
+mistake. And clients are known by name from round to round. So before the vote of the simulator
+things are done that it does not do; they look at proposers and voters together, since both have
+done the same work:
 
-    far      updates longer than FAR times the median of all (proposals and messages) are out
-    fewer    each update that is out is a liar who is known: the vote is told of as many fewer
-    margin   a proposal that agrees with the direction much less than the median may be out
+    far       updates longer than FAR times the median of all are out
+    opposed   so are clients who, over the rounds, oppose too many others (`flower.pairs`)
+    fewer     who is out is a liar who is known: the vote is told of as many fewer
+    margin    a proposal is out only if it agrees with the direction much less than the median, and
+              else its weight does not depend on that
+    screen    only where clients are alike: else the honest stand out as lies do
+    reach     updates may be somewhat longer than the radius
+
+No more are out before the vote than the share f of all who answered, rounded up.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from typing import TypeVar
 
 from torch import Tensor
 
-from holdout.ids import ProposalId, WorkerId
+from holdout.flower.pairs import PairMemory, are_alike, opposed
+from holdout.ids import WorkerId
 from holdout.joint_vote import JointMemory, norms_of
 from holdout.rounds import AdmittedProposals, Decision, Outcome, conclude_joint
-from holdout.voting import Terms, tolerated_count
-
-Name = TypeVar("Name", bound=int)
+from holdout.voting import Terms
 
 FAR = 3.0
 """How many times the median length an update may have."""
 
-MARGIN = 0.3
-"""What agrees with the direction less than this share of the median may be out."""
+MARGIN, GAP = 0.3, 0.3
+"""What agrees with the direction less than this share of the median may be out, if it is also so
+much below the median. Where training has come to rest, the direction is one among others, and half
+of the honest are below zero."""
 
-TOO_FAR = "too-far"
-"""Why an update that is too long does not count."""
+REACH = 1.5
+"""How many times the usual length an update may have in the mean. Those who have most to teach, as
+where few hold a class, send the longest."""
+
+TOO_FAR, OPPOSED_OTHERS = "too-far", "opposed"
+"""Why an update does not count that is too long, or whose sender opposes too many others."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -44,8 +57,10 @@ class JointOutcome:
     decision: Decision
     memory: JointMemory
     """What the next round's vote must know."""
-    far_proposals: Sequence[ProposalId]
-    far_voters: Sequence[WorkerId]
+    pairs: PairMemory
+    """The same, of who opposes whom."""
+    out: Mapping[WorkerId, str]
+    """Whose updates do not count, and why."""
 
 
 def joint_terms(f: Fraction) -> Terms:
@@ -54,16 +69,18 @@ def joint_terms(f: Fraction) -> Terms:
     >>> joint_terms(Fraction(1, 3)).margin
     0.3
     """
-    return replace(Terms.joint(f), margin=MARGIN)
+    return replace(Terms.joint(f), margin=MARGIN, gap=GAP, reach=REACH, softness=None)
 
 
 def hold_joint_vote(
     admitted: AdmittedProposals,
     messages: Mapping[WorkerId, Tensor],
     *,
+    proposers: Sequence[WorkerId],
     voters: Sequence[WorkerId],
     f: Fraction,
     memory: JointMemory,
+    pairs: PairMemory,
     invalid: int = 0,
     ballots_min: int = 0,
 ) -> JointOutcome:
@@ -72,26 +89,29 @@ def hold_joint_vote(
     Args:
         admitted: The valid updates of the proposers.
         messages: The valid updates of the voters.
+        proposers: Who was drawn to propose; the place is the proposal's id.
         voters: Who was drawn to vote.
         f: The share of liars to withstand.
         memory: What the last round handed on.
+        pairs: The same, of who opposes whom.
         invalid: How many replies were malformed: their senders are known to be at fault.
         ballots_min: With fewer messages the model is kept.
     """
-    lengths = dict(zip(admitted.valid, norms_of(list(admitted.valid.values())), strict=True))
-    message_lengths = dict(zip(messages, norms_of(list(messages.values())), strict=True))
-    limit = FAR * _median([*lengths.values(), *message_lengths.values()])
-    far = _longest(lengths, limit, tolerated_count(len(lengths) + len(admitted.faults), f))
-    far_voters = _longest(message_lengths, limit, tolerated_count(len(voters), f))
-    near = {p: update for p, update in admitted.valid.items() if p not in far}
-    sent = [(voter, update) for voter, update in messages.items() if voter not in far_voters]
+    sent = {proposers[p]: update for p, update in admitted.valid.items()} | dict(messages)
+    most = max(0, math.ceil(f * (len(sent) + invalid)) - invalid)
+    far = _too_far(sent, most)
+    near = {worker: update for worker, update in sent.items() if worker not in far}
+    pairs = pairs.after(near)
+    against = opposed(pairs, near, most=most - len(far))
+    out = dict.fromkeys(far, TOO_FAR) | dict.fromkeys(against, OPPOSED_OTHERS)
+    left = {p: update for p, update in admitted.valid.items() if proposers[p] not in out}
+    heard = [(voter, update) for voter, update in messages.items() if voter not in out]
+    share = _left(f, valid=len(left) + len(heard), out=len(out) + invalid)
     decision, after = conclude_joint(
-        AdmittedProposals(near, admitted.faults),
-        sent,
+        AdmittedProposals(left, admitted.faults),
+        heard,
         voters=voters,
-        terms=joint_terms(
-            _left(f, valid=len(near) + len(sent), out=len(far) + len(far_voters) + invalid)
-        ),
+        terms=replace(joint_terms(share), screen=are_alike(pairs, near, f=f)),
         memory=memory,
     )
     if decision.outcome is Outcome.STEP and len(decision.ballots) < ballots_min:
@@ -99,7 +119,7 @@ def hold_joint_vote(
             decision, outcome=Outcome.TOO_FEW_BALLOTS, update=None, selection=(), weights=None
         )
         after = memory
-    return JointOutcome(decision, after, far, far_voters)
+    return JointOutcome(decision, after, pairs, out)
 
 
 def _left(f: Fraction, *, valid: int, out: int) -> Fraction:
@@ -111,11 +131,9 @@ def _left(f: Fraction, *, valid: int, out: int) -> Fraction:
     return max(Fraction(0), f * (valid + out) - out) / max(valid, 1)
 
 
-def _median(lengths: Sequence[float]) -> float:
-    return sorted(lengths)[(len(lengths) - 1) // 2] if lengths else 0.0
-
-
-def _longest(lengths: Mapping[Name, float], limit: float, most: int) -> tuple[Name, ...]:
-    """Who is beyond the limit, the longest first; so many at most."""
-    beyond = [name for name, length in lengths.items() if length > limit]
-    return tuple(sorted(beyond, key=lambda name: (-lengths[name], name))[:most])
+def _too_far(sent: Mapping[WorkerId, Tensor], most: int) -> list[WorkerId]:
+    """Whose updates are too long, the longest first; so many at most."""
+    lengths = dict(zip(sent, norms_of(list(sent.values())), strict=True))
+    limit = FAR * sorted(lengths.values())[(len(lengths) - 1) // 2] if lengths else 0.0
+    beyond = [worker for worker, length in lengths.items() if length > limit]
+    return sorted(beyond, key=lambda worker: (-lengths[worker], worker))[:most]

@@ -19,8 +19,9 @@ from holdout.flower.arrays import Layout
 from holdout.flower.base import CheckedStrategy
 from holdout.flower.exchange import Answers, RejectedReply, ReplyFault
 from holdout.flower.inner import INNER, aggregate, inner_problems, prepare, state_of, with_state
-from holdout.flower.joint import TOO_FAR, hold_joint_vote, joint_terms
+from holdout.flower.joint import hold_joint_vote, joint_terms
 from holdout.flower.open_round import DrawSizes, OpenRound, Verdict
+from holdout.flower.pairs import PairMemory
 from holdout.flower.vote_messages import PLAIN_VOTE_TYPE, VOTE_TYPE, VoteCall, read_ballot
 from holdout.ids import ProposalId
 from holdout.joint_vote import JointMemory
@@ -281,24 +282,25 @@ class HoldOut(CheckedStrategy):
         found = hold_joint_vote(
             admitted,
             {numbers[open_round.voters[place]]: update for place, update in read.valid.items()},
+            proposers=[numbers[node] for node in open_round.proposers],
             voters=[numbers[node] for node in open_round.voters],
             f=self._exact_fraction(),
             memory=JointMemory.of(open_round.rule_state, radius=open_round.previous_radius),
+            pairs=PairMemory.of(open_round.rule_state),
             invalid=wrong,
             ballots_min=self._ballots_needed(len(open_round.voters)),
         )
-        nodes = {numbers[node]: node for node in open_round.voters}
+
+        def out_of(nodes: Sequence[int]) -> list[RejectedReply]:
+            out = found.out
+            return [RejectedReply(n, out[numbers[n]]) for n in nodes if numbers[n] in out]
+
         return Verdict(
             found.decision,
-            ballot_faults=[
-                *faults,
-                *(RejectedReply(nodes[voter], TOO_FAR) for voter in found.far_voters),
-            ],
-            proposal_faults=[
-                RejectedReply(open_round.proposers[place], TOO_FAR) for place in found.far_proposals
-            ],
+            ballot_faults=[*faults, *out_of(open_round.voters)],
+            proposal_faults=out_of(open_round.proposers),
             radius=found.memory.radius,
-            rule_state=found.memory.kept(),
+            rule_state={**found.memory.kept(), **found.pairs.kept()},
             accepted=self._accepted(admitted, found.decision, found.memory.radius),
         )
 

@@ -66,9 +66,16 @@ class Terms:
     """Joint ballots only: whether lies that agree with each other too much lose weight."""
     memory: float = 0.9
     """Joint ballots only: the share of the last holdout direction in the next."""
+    softness: float | None = 0.1
+    """Joint ballots only: a cosine with the direction that is below the median by less than this
+    costs a proposal little weight, one that is lower costs more. None: it costs none."""
     margin: float = 0.0
     """Joint ballots only: a proposal may be out whose cosine with the direction is below this share
     of the median cosine."""
+    gap: float = 0.0
+    """Joint ballots only: it must also be below the median cosine by so much, if that is not 0."""
+    reach: float = 1.0
+    """Joint ballots only: how many radii an update may be long."""
 
     @classmethod
     def paper(cls, f: Fraction) -> Self:
