@@ -56,8 +56,14 @@ def failure_of(kind: str, owner: str, error: BaseException) -> Failure:
 
 
 def summary_of(error: BaseException) -> str:
-    """The exception in one line."""
-    return " ".join(f"{type(error).__name__}: {error}".split())
+    """The exception in one line.
+
+    >>> summary_of(SyntaxError("invalid syntax", ("my_rule.py", 3, 1, "def f(:")))
+    'SyntaxError: invalid syntax'
+    """
+    # Python adds the file, without its folder, and the line; `place_of` tells both.
+    told = error.msg if isinstance(error, SyntaxError) and error.filename else error
+    return " ".join(f"{type(error).__name__}: {told}".split())
 
 
 def place_of(error: BaseException) -> str | None:
