@@ -9,7 +9,7 @@ from tests.stand_in_device import stand_in
 
 from holdout import device, parallel
 from holdout.attacks import ATTACKS
-from holdout.errors import ConfigError, PluginError
+from holdout.errors import ConfigError, RunFailed
 from holdout.experiments.plugins import Plugins
 from holdout.experiments.runner import run
 from holdout.rounds import admit_proposals
@@ -179,7 +179,7 @@ def test_a_tensor_on_the_wrong_device_is_found(monkeypatch):
     kind = "augmented, unequal shards"
     data = {**KINDS[kind]["data"], "augment": "tests.test_device:forgetful"}
     monkeypatch.setitem(KINDS, kind, {**KINDS[kind], "data": data})
-    with pytest.raises(PluginError, match="expected all tensors on one device"):
+    with pytest.raises(RunFailed, match="expected all tensors on one device"):
         run_on(kind, "cuda", monkeypatch)
 
 

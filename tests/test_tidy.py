@@ -53,6 +53,7 @@ USED_FROM_OUTSIDE = {
 """What nothing in `src` reads, and who does."""
 
 PASSED_FROM_OUTSIDE = {
+    "holdout.rules.preaggregation:clipping_mix": "by the name of a parameter",
     "holdout.node.demo:make_worker": "by `worker_options` in a node's settings",
     "holdout.node.demo:make_lying_worker": "by `worker_options` in a node's settings",
 }

@@ -115,6 +115,15 @@ def to_numpy(tensor: Tensor) -> npt.NDArray[Any]:
     return array
 
 
+def unfilled(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """An array of this shape and type whose numbers are still to be written, in torch's memory.
+
+    numpy asks the system for huge pages, and where memory is in use by others these can take ten
+    times as long to find as it takes to fill them.
+    """
+    return torch.empty_like(torch.from_numpy(array)).numpy()
+
+
 def generator(seed: int) -> torch.Generator:
     """A generator of noise."""
     return torch.Generator().manual_seed(seed)

@@ -278,10 +278,7 @@ def _softened(screened: Matrix, cosines_: Matrix, usual: Matrix, softness: float
 
 
 def _relative(cosines_: Matrix, terms: Terms) -> Matrix:
-    """The cosines with H_t less what they must reach: a share of their median, if that is positive.
-
-    With a gap, no more than the median less the gap.
-    """
+    """The cosines with H_t less what they must reach: a share of their median; with a gap, less."""
     median = _median(cosines_)
     least = terms.margin * np.maximum(median, 0.0)
     if terms.gap:
@@ -349,13 +346,7 @@ def _bounded(lengths: Matrix, radius: Matrix) -> tuple[Matrix, Matrix]:
 
 
 def _screened(gram: Matrix, n: int, terms: Terms) -> tuple[Matrix, Matrix]:
-    """The weights of the proposals and of the messages, each of a sum of 1; equal without a screen.
-
-    Args:
-        gram: The inner products of the proposals, then the messages.
-        n: How many proposals there are.
-        terms: How the vote is held.
-    """
+    """The weights of the n proposals, and of the messages after them; equal without a screen."""
     total = gram.shape[-1]
     weights = np.ones(gram.shape[:-1])
     if terms.screen:

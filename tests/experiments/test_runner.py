@@ -544,7 +544,7 @@ def test_own_ballots_that_raise_are_told_apart_from_ours(data):
     def ballots(view):
         raise LookupError("lost")
 
-    with pytest.raises(PluginError, match=r"raised LookupError: lost"):
+    with pytest.raises(RunFailed, match=r"the attack on ballots raised LookupError: lost"):
         run(tiny.values(data), plugins=Plugins(ballots=ballots))
 
 

@@ -224,11 +224,14 @@ def test_what_a_custom_ballot_attack_reports_is_checked_or_named(scene, play):
         assert record.rejected_ballots == ({"malformed": len(liars)} if liars else {})
         assert record.ballots is None
     federation, curve = scene("flshield", plugins={"ballots": crash}, attack={"name": "sign-flip"})
-    failed = [r for r in play(federation, curve, 3)[0] if r.outcome == "raised"]
+    failed = [r for r in play(federation, curve, 3)[0] if r.custom_errors]
     assert failed
     for record in failed:
-        (failure,) = record.custom_errors
-        assert str(failure).startswith("the attack on ballots raised AttributeError")
+        assert record.outcome == "step"
+        assert len(record.custom_errors) == record.byzantine_voters
+        assert record.rejected_ballots == {"missing": record.byzantine_voters}
+        for failure in record.custom_errors:
+            assert "the attack on ballots raised AttributeError" in str(failure)
 
 
 def test_liars_know_their_updates_by_place(setup):

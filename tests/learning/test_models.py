@@ -82,7 +82,7 @@ def test_building_leaves_the_global_generator_alone():
         (lambda _, classes: linear((9,), classes), r"shape \(4,\) and 3 classes; the forward pass"),
         (lambda _shape, _classes: nn.Flatten(), "at least one parameter"),
         (lambda _shape, _classes: "no module", r"returns a torch.nn.Module; got .*str"),
-        (lambda _shape, _classes: {}["width"], r"the factory failed: 'width'"),
+        (lambda _shape, _classes: {}["width"], r"the factory failed: KeyError: 'width'"),
         (lambda shape, classes: linear(shape, classes).double(), "float32; 1.weight is .*64"),
         (lambda shape, classes: linear(shape, classes).requires_grad_(False), "requires_grad"),
         (lambda _, classes: nn.LazyLinear(classes), "weight is lazy"),

@@ -155,7 +155,7 @@ def _broken(curve: CurveResult, settings: Mapping[str, Any]) -> str | None:
 def _votes_missing(curve: CurveResult) -> float:
     """The share of the honest votes that are missing, since custom code raised."""
     raised = sum(line["custom_errors"]["vote"] for line in _raised(curve, "vote"))
-    drawn = sum(len(line["voters"]) - (line["byzantine_voters"] or 0) for line in curve.rounds)
+    drawn = sum(len(line["voters"]) - (line.get("byzantine_voters") or 0) for line in curve.rounds)
     return raised / drawn if drawn else 0.0
 
 

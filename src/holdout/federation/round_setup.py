@@ -67,12 +67,12 @@ class Federation:
     pool: Sequence[Tensor] = ()
     """The data that all workers share, which custom ones must not change."""
     rates: Sequence[float] = ()
-    """The learning rates of the rounds, as far as they change; empty: the schedule is asked."""
+    """The learning rates of the first rounds; for later ones the schedule is asked."""
 
     def rate(self, t: int) -> float:
         """The learning rate of round t, counted from 1."""
-        if self.rates:
-            return self.rates[min(t, len(self.rates)) - 1]
+        if t <= len(self.rates):
+            return self.rates[t - 1]
         return rate_at(self.config.training, t, rounds=self.config.experiment.rounds)
 
 

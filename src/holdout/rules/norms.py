@@ -224,10 +224,7 @@ def scaled(updates: Tensor, scales: Matrix) -> Tensor:
     """Every row times its own number, multiplied in the type of the updates."""
     values = device.to_numpy(updates)
     d = values.shape[1]
-    # torch's memory: numpy asks for huge pages, and where memory is in use by others the system can
-    # take ten times as long to find them as the products take.
-    made = torch.empty(values.shape, dtype=updates.dtype, device="cpu")
-    result, factors = made.numpy(), scales.astype(values.dtype)[:, None]
+    result, factors = device.unfilled(values), scales.astype(values.dtype)[:, None]
     tiny = np.flatnonzero(scales < _TINY)
 
     def work(starts: range) -> None:
@@ -240,7 +237,7 @@ def scaled(updates: Tensor, scales: Matrix) -> Tensor:
                     result[i, block] = values[i, block].astype(np.float64) * scales[i]
 
     in_runs(work, d, _BLOCK)
-    return made.to(updates.device)
+    return device.from_numpy(result, like=updates)
 
 
 def finite_rows(updates: Tensor) -> npt.NDArray[np.bool_]:
