@@ -75,9 +75,11 @@ def test_a_part_with_a_quorum_goes_on_and_parts_without_one_stop(make_network):
 def test_liars_among_them_cannot_stop_or_deceive_the_honest(make_network):
     network = make_network(nodes=7)
     lies = {5: "coalition,equivocate,garbage,replay,impersonate", 6: "withhold,flood,equivocate"}
+    for node in HONEST:
+        # Liars leave the processor to the honest, who must leave some of it to be lied to.
+        network.edit(node, "[training]\n", "[training]\nrounds_min_interval = 1.0\n")
     network.start(lies=lies)
     network.wait_for_round(6, *HONEST, seconds=150)
-    # Liars leave the processor to the honest, so where there is little of it they lie slowly.
     network.wait(lambda: all(_has_caught_both(network.status(node)) for node in HONEST), 120)
     # A valid certificate and another worker's name.
     network.wait(lambda: all(_refuses_both(network.status(node)) for node in HONEST[1:]), 120)
