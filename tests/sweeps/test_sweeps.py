@@ -166,6 +166,8 @@ def test_another_grid_is_refused_and_nothing_is_lost(data, whole):
     other = rig.values(data, grid={**GRID, "federation.byzantine": [0.1]})
     with pytest.raises(RunFolderError, match=r"holds another sweep: grid.federation.byzantine was"):
         holdout.sweep(other, out=whole.folder, resume=True)
+    with pytest.raises(RunFolderError, match=r"holds another sweep: grid.federation.byzantine was"):
+        prepare(other, out=whole.folder, resume=True)  # All that --dry-run does.
     many = rig.values(
         data, grid={"attack.name": ["zero"]}, changes={"training": {"weight_decay": 0.1}}
     )

@@ -17,7 +17,7 @@ from holdout.sweeps.grid import SweepFile
 from holdout.sweeps.outputs import write_outputs
 from holdout.sweeps.planning import Curves, SweepPlan, WantedCurve, plan_sweep
 from holdout.sweeps.sweep_file import apply_sweep_settings, read_sweep
-from holdout.sweeps.sweep_folder import STORE, open_folder, read_folder, write_failed
+from holdout.sweeps.sweep_folder import STORE, open_folder, refuse_another, write_failed
 from holdout.sweeps.tables import table_rows
 from holdout.sweeps.workforce import FailedCurve, SweepProgress, run_curves
 
@@ -308,7 +308,7 @@ def prepare(
     if out is None and resume:
         folder = last_path(RUNS, name)
     if resume:
-        read_folder(folder)
+        refuse_another(folder, file.as_dict())
     where = CurveStore(Path(store) if store is not None else folder.parent / STORE)
     plan = plan_sweep(file)
     return Prepared(

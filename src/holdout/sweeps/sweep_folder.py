@@ -31,10 +31,8 @@ FREE = frozenset({"sweep.rows", "sweep.columns", "sweep.measure", "sweep.curves_
 @contextmanager
 def open_folder(path: Path, values: Mapping[str, Any], *, resume: bool) -> Iterator[None]:
     """Make the folder of a sweep, or open it to go on; kept from others meanwhile."""
-    with explained(path):
-        if resume:
-            _refuse_another(path, values)
-        else:
+    if not resume:
+        with explained(path):
             path.mkdir(parents=True, exist_ok=True)
             _refuse_unless_free(path)
     with explained(path), lock(path):
@@ -62,7 +60,8 @@ TOLD_MAX = 5
 """How many differences from another sweep are told."""
 
 
-def _refuse_another(path: Path, values: Mapping[str, Any]) -> None:
+def refuse_another(path: Path, values: Mapping[str, Any]) -> None:
+    """Raise unless a folder holds this sweep, but for how results are shown."""
     stored = read_folder(path)
     found = differences(stored, values)
     kept_measure = not _selects(stored) and not _selects(values)
