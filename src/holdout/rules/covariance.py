@@ -18,6 +18,7 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 import torch
+from scipy.linalg import eigh
 from torch import Tensor
 
 from holdout import device
@@ -121,9 +122,13 @@ def screen(
     grams = np.where(both, many, 0.0)
     # Copies of one lie lose weight alike: they are one member with the weight of all.
     first, group, size = _twins(grams, counted)
+    weights = np.zeros((len(grams), len(first)))
     with keep_blas_to_one_thread():
-        joined = grams[:, first[:, None], first]
-        weights = _filtered(joined, counted[:, first] * size, enough, step)
+        # One after another: a matrix stays in the cache, many at once do not.
+        for place, each in enumerate(grams):
+            confidence = counted[place, first] * size
+            joined = each[first[:, None], first]
+            weights[place] = _filtered(joined, confidence, enough=enough[place], step=step)
     weights = (weights / size)[:, group]
     return weights if gram.ndim == 3 else weights[0]  # noqa: PLR2004
 
@@ -149,55 +154,52 @@ def _twins(grams: Matrix, counted: npt.NDArray[np.bool_]) -> tuple[_Places, _Pla
     return np.array(first, np.intp), np.array(group, np.intp), size
 
 
-def _filtered(grams: Matrix, confidence: Matrix, enough: Matrix, step: float) -> Matrix:
-    """The weights of the pass of least variance, for each of the matrices.
+def _filtered(gram: Matrix, confidence: Matrix, *, enough: float, step: float) -> Matrix:
+    """The weights of the pass of least variance.
 
-    A pass is made for those matrices whose confidences, which start as given, still sum to more
-    than `enough`.
+    There are passes while the confidences, which start as given, still sum to more than `enough`,
+    there is somebody left and something varies.
     """
-    best, least = np.zeros_like(confidence), np.full(len(grams), np.inf)
-    going = np.flatnonzero(confidence.any(axis=1))
-    while len(going):
-        mine = confidence[going]
-        weights = mine / mine.sum(axis=1, keepdims=True)
-        variance, scores = _furthest(grams[going], weights)
-        better = variance < least[going]
-        best[going[better]], least[going[better]] = weights[better], variance[better]
-        top = scores.max(axis=1, keepdims=True)
-        with np.errstate(invalid="ignore", divide="ignore"):
-            shares = np.where(scores >= (1 - _TIED) * top, 1.0, scores / top)
-        rest = mine * (1 - step * shares)
-        confidence[going] = np.where(rest < _GONE, 0.0, rest)
-        left = confidence[going].sum(axis=1)
-        # Nothing varies, or nobody is left: there is no further pass.
-        going = going[(variance > 0) & (left > enough[going]) & (left > 0)]
+    best, least = np.zeros_like(confidence), math.inf
+    while total := confidence.sum():
+        weights = confidence / total
+        variance, scores = _furthest(gram, weights)
+        if variance < least:
+            best, least = weights, variance
+        if variance == 0:
+            break
+        top = scores.max()
+        shares = np.where(scores >= (1 - _TIED) * top, 1.0, scores / top)
+        confidence = confidence * (1 - step * shares)
+        confidence[confidence < _GONE] = 0.0
+        if confidence.sum() <= enough:
+            break
     return best
 
 
-def _furthest(grams: Matrix, weights: Matrix) -> tuple[Matrix, Matrix]:
+def _furthest(gram: Matrix, weights: Matrix) -> tuple[float, Matrix]:
     """The largest variance of weighted updates, and the squared ways along its direction.
 
-    The squared ways are up to a factor that is common to the members of a matrix; of those that
-    have no weight, 0.
+    The squared ways are up to a common factor; of those that have no weight, 0.
     """
-    towards = (grams @ weights[:, :, None])[:, :, 0]
-    square = (weights * towards).sum(axis=1)
-    centred = grams - towards[:, :, None] - towards[:, None, :] + square[:, None, None]
-    roots = np.sqrt(weights)
-    squares = np.diagonal(grams, axis1=1, axis2=2)
-    spread = (weights * np.diagonal(centred, axis1=1, axis2=2)).sum(axis=1)
+    towards = gram @ weights
+    centred = gram - towards[:, None] - towards + weights @ towards
+    spread = float(weights @ centred.diagonal())
     # The trace bounds the variance. Brought to size one, nothing overflows when it is squared.
-    noise = grams.shape[1] * _ROUNDING * (weights * squares).sum(axis=1)
-    flat = spread <= noise
-    scale = np.where(flat, 1.0, spread)
-    # One that is out may be far beyond that size.
-    counting = (weights > 0)[:, :, None] & (weights > 0)[:, None, :]
-    ways = roots[:, :, None] * (np.where(counting, centred, 0.0) / scale[:, None, None])
-    matrices = ways * roots[:, None, :]
-    values, vectors = np.linalg.eigh((matrices + matrices.swapaxes(1, 2)) / 2)
-    along = (vectors[:, None, :, -1] @ ways)[:, 0]
-    variance = np.where(flat | (values[:, -1] * scale <= noise), 0.0, values[:, -1] * scale)
-    return variance, np.square(along)
+    noise = len(gram) * _ROUNDING * float(weights @ gram.diagonal())
+    if spread <= noise:
+        return 0.0, np.zeros_like(weights)
+    roots = np.sqrt(weights)
+    if not weights.all():
+        # One that is out may be far beyond that size.
+        out = weights == 0
+        centred[out], centred[:, out] = 0.0, 0.0
+    ways = roots[:, None] * (centred / spread)
+    last = len(gram) - 1
+    # All eigenvalues, as numpy has it, take three times as long.
+    values, vectors = eigh(ways * roots, subset_by_index=(last, last), check_finite=False)
+    variance = float(values[0]) * spread
+    return (variance if variance > noise else 0.0), np.square(vectors[:, 0] @ ways)
 
 
 def dnc(
@@ -296,7 +298,6 @@ def _outlier_scores(rows: Tensor) -> Matrix:
     if centre is None:
         raise MisuseError("scores need rows that are finite")
     products = centred_gram(rows, centre)
-    weights = np.full((1, len(rows)), 1 / len(rows))
+    weights = np.full(len(rows), 1 / len(rows))
     with keep_blas_to_one_thread():
-        scores: Matrix = _furthest(products[None], weights)[1][0]
-    return scores
+        return _furthest(products, weights)[1]
