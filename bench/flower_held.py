@@ -1,10 +1,11 @@
 """What a SuperLink holds while a joint round of large models goes through it.
 
     python -m bench.flower_held
+    python -m bench.flower_held --at-once 10
 
 A real SuperLink with a database, and twenty SuperNodes that answer at once, all in processes of
 this machine: the worst case, since every reply is uploaded at the same time. The database is asked
-again and again how many bytes of objects it holds.
+again and again how many bytes of objects it holds. The second command asks ten nodes at a time.
 """
 
 import argparse
@@ -49,7 +50,7 @@ class Watch:
         self._stop.set()
 
 
-def held(nodes: int = 2 * HALF, weights: int = WEIGHTS) -> Watch:
+def held(nodes: int = 2 * HALF, weights: int = WEIGHTS, at_once: int = 0) -> Watch:
     """One round; the most that the SuperLink held."""
     deploy = load(DEPLOY)
     with tempfile.TemporaryDirectory() as name:
@@ -60,7 +61,7 @@ def held(nodes: int = 2 * HALF, weights: int = WEIGHTS) -> Watch:
             thread = threading.Thread(target=watch.run)
             thread.start()
             try:
-                settings = f'out="{out}" nodes={nodes} weights={weights}'
+                settings = f'out="{out}" nodes={nodes} weights={weights} at-once={at_once}'
                 deployment.flwr("run", str(APP), "deployment", "--run-config", settings)
                 deployment.wait(out.exists, "the end of the round", RUN_SECONDS)
             finally:
@@ -77,8 +78,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--nodes", type=int, default=2 * HALF)
     parser.add_argument("--weights", type=int, default=WEIGHTS)
+    parser.add_argument("--at-once", type=int, default=0, help="nodes asked at a time; 0: all")
     options = parser.parse_args()
-    found = held(options.nodes, options.weights)
+    found = held(options.nodes, options.weights, options.at_once)
     model = 4 * options.weights
     print(
         f"{options.nodes} nodes, {options.weights:,} weights: the SuperLink held at most "

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from tests.flower.flower_grid import arrays
 
 from holdout.errors import ModelError
+from holdout.flower.answers import ReplyFault
 from holdout.flower.arrays import ArrayRole, Layout, read_proposal
-from holdout.flower.exchange import ReplyFault
 
 LAYOUT = Layout.of(arrays())
 GOOD = np.arange(12, dtype=np.float32).reshape(3, 4)

@@ -4,10 +4,12 @@ import threading
 import time
 from types import SimpleNamespace
 
+import pytest
 from flwr.app import Error, Message, RecordDict
-from tests.flower.flower_grid import FakeGrid, SilentError, arrays, train_reply
+from tests.flower.flower_grid import FakeGrid, SilentError, WatchedGrid, arrays, train_reply
 
-from holdout.flower.exchange import PollingGrid, ReplyFault, error_fault, exchange
+from holdout.flower.answers import ReplyFault, error_fault
+from holdout.flower.exchange import PollingGrid, exchange
 
 
 def message(node: int, kind: str = "train") -> Message:
@@ -164,3 +166,53 @@ def test_whoever_is_asked_last_has_as_much_time_as_the_first(monkeypatch):
     monkeypatch.setattr("holdout.flower.exchange.time", SimpleNamespace(monotonic=monotonic))
     replies = exchange(grid, [message(node) for node in range(6)], timeout=60)
     assert sorted(reply.metadata.src_node_id for reply in replies) == list(range(6))
+
+
+@pytest.mark.parametrize(("at_once", "most"), [(1, 1), (3, 3), (8, 8), (20, 8), (None, 8)])
+def test_so_many_nodes_are_asked_at_once_and_all_in_the_end(at_once, most):
+    grid = WatchedGrid(dict.fromkeys(range(8), echo), wanted=most)
+    replies = exchange(grid, [message(node) for node in range(8)], timeout=60, at_once=at_once)
+    assert sorted(reply.metadata.src_node_id for reply in replies) == list(range(8))
+    assert grid.most == most
+
+
+def test_silent_nodes_give_up_their_places_when_the_time_is_over():
+    grid = FakeGrid({**dict.fromkeys(range(4), silent), 4: echo, 5: echo})
+    replies = exchange(grid, [message(node) for node in range(6)], timeout=0.3, at_once=2)
+    assert sorted(reply.metadata.src_node_id for reply in replies) == [4, 5]
+    assert [asked.metadata.dst_node_id for asked in grid.sent] == list(range(6))
+
+
+def test_an_answer_counts_though_its_place_was_given_up():
+    grid = FakeGrid(dict.fromkeys(range(3), echo))
+    pull = grid.pull_messages
+
+    def late(identifiers):
+        return [] if identifiers == ["message-1"] and len(grid.sent) < 3 else pull(identifiers)
+
+    grid.pull_messages = late
+    replies = exchange(grid, [message(node) for node in range(3)], timeout=1.5, at_once=1)
+    assert sorted(reply.metadata.src_node_id for reply in replies) == [0, 1, 2]
+
+
+def test_the_grace_time_begins_only_when_all_have_been_asked():
+    """Two of three are silent, and one may be late: nobody is left out for want of a place."""
+    grid = FakeGrid({0: silent, 1: echo, 2: echo})
+    replies = exchange(
+        grid, [message(node) for node in range(3)], timeout=0.5, at_once=1, late=2, grace=0.0
+    )
+    assert 1 in [reply.metadata.src_node_id for reply in replies]
+    assert len(grid.sent) == 3
+
+
+def test_a_question_that_is_put_differently_keeps_its_place():
+    grid = WatchedGrid(dict.fromkeys(range(6), echo), wanted=2)
+
+    def again(asked, _reply):
+        return None if is_query(asked) else message(asked.metadata.dst_node_id, "query")
+
+    replies = exchange(
+        grid, [message(node) for node in range(6)], timeout=60, at_once=2, again=again
+    )
+    assert [reply.metadata.message_type for reply in replies] == ["query"] * 6
+    assert grid.most == 2

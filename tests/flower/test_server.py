@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from tests.flower.flower_grid import (
     FakeGrid,
     SilentError,
+    WatchedGrid,
     arrays,
     as_node,
     client_app,
@@ -308,6 +309,17 @@ def test_fast_liars_do_not_crowd_out_a_slow_honest_node():
     ]
     replies = exchange(grid, messages, timeout=HOUR, late=late_members(9, Fraction(1, 3)))
     assert len(replies) == 9
+
+
+@pytest.mark.parametrize("ballots", ["joint", "approvals"])
+def test_every_phase_asks_so_many_nodes_at_once(ballots):
+    grid = WatchedGrid(federation(10).nodes, wanted=3)
+    strategy = holdout(ballots=ballots, nodes_at_once=3, fraction_evaluate=1.0)
+    (metrics,) = strategy.start(grid, arrays(0.0), num_rounds=1).train_metrics_clientapp.values()
+    asked = [message.metadata.message_type for message in grid.sent]
+    assert (metrics["holdout-step"], metrics["holdout-ballots-accepted"]) == (1, 5)
+    assert asked.count("train") == (10 if ballots == "joint" else 5)
+    assert grid.most == 3
 
 
 def test_the_timeout_of_start_bounds_every_phase():

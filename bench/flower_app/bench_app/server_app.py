@@ -36,7 +36,8 @@ def main(grid: Grid, context: Context) -> None:
     nodes = sorted(grid.get_node_ids())
     out = Path(str(config["out"]))
     if config["weights"]:
-        _write(out, _large_round(grid, len(nodes) // 2, int(config["weights"])))
+        at_once = int(config["at-once"]) or None
+        _write(out, _large_round(grid, len(nodes) // 2, int(config["weights"]), at_once))
         return
     times = _seconds(
         {
@@ -55,11 +56,13 @@ def _write(out: Path, found: Mapping[str, float]) -> None:
     out.with_suffix(".partial").rename(out)
 
 
-def _large_round(grid: Grid, half: int, weights: int) -> dict[str, float]:
+def _large_round(grid: Grid, half: int, weights: int, at_once: int | None) -> dict[str, float]:
     """One joint round in which half of the nodes propose and half vote, on ten layers."""
     part = np.zeros(weights // LAYERS, np.float32)
     arrays = ArrayRecord({f"layer{n}": Array(part + n) for n in range(LAYERS)})
-    strategy = HoldOut(num_proposers=half, num_voters=half, fraction_evaluate=0.0)
+    strategy = HoldOut(
+        num_proposers=half, num_voters=half, nodes_at_once=at_once, fraction_evaluate=0.0
+    )
     result = strategy.start(grid, arrays, num_rounds=1)
     metrics = result.train_metrics_clientapp[1].items()
     return {name: value for name, value in metrics if isinstance(value, int | float)}

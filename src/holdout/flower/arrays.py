@@ -26,7 +26,7 @@ import numpy.typing as npt
 from flwr.app import Array, ArrayRecord, RecordDict
 
 from holdout.errors import ModelError
-from holdout.flower.exchange import ReplyFault
+from holdout.flower.answers import ReplyFault
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -31,15 +31,11 @@ from flwr.serverapp import Grid
 
 from holdout.custom_code import Kept
 from holdout.errors import ConfigError, MisuseError
+from holdout.flower.answers import Answers, collate, log_faults
 from holdout.flower.arguments import count_problems, pattern_problems, timeout_problems
 from holdout.flower.arrays import BUFFERS, Layout
 from holdout.flower.complaints import Complaints, describe, describe_arrays
 from holdout.flower.drawing import NodeDraws
-from holdout.flower.exchange import (
-    Answers,
-    collate,
-    log_faults,
-)
 from holdout.flower.long_run import LongRun
 from holdout.flower.metrics import MetricsFunction, aggregate_metrics, median_metrics
 from holdout.flower.open_round import (
@@ -98,6 +94,7 @@ class CheckedStrategy(LongRun):
     buffers: Sequence[str] = BUFFERS
     propose_timeout: float = 600.0
     grace_time: float | None = None
+    nodes_at_once: int | None = None
     connect_timeout: float = 300.0
     max_failed_rounds: int = 5
     seed: int | None = None
@@ -377,6 +374,7 @@ class CheckedStrategy(LongRun):
             *count_problems("seed", self.seed, least=0),
             *pattern_problems("trained", self.trained),
             *pattern_problems("buffers", self.buffers),
+            *count_problems("nodes_at_once", self.nodes_at_once),
             *count_problems("max_failed_rounds", self.max_failed_rounds),
             *timeout_problems("propose_timeout", self.propose_timeout),
             *timeout_problems("connect_timeout", self.connect_timeout),

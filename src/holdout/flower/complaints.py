@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from flwr.app import ArrayRecord, RecordDict
 
-from holdout.flower.exchange import RejectedReply
+from holdout.flower.answers import RejectedReply
 
 LOG = logging.getLogger("flwr")
 

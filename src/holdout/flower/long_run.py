@@ -45,6 +45,7 @@ class LongRun(FedAvg):
     num_proposers: int | None
     propose_timeout: float
     grace_time: float | None
+    nodes_at_once: int | None
     run_folder: Path | str | None
     name: str
     attack: str
@@ -181,6 +182,7 @@ class LongRun(FedAvg):
             timeouts,
             f=self._exact_fraction(),
             grace=self.grace_time,
+            at_once=self.nodes_at_once,
             allowance=ReplyAllowance.for_model(arrays),
         )
 
@@ -299,7 +301,7 @@ class LongRun(FedAvg):
         limit = min(timeout, self._timeout)
         if isinstance(grid, PollingGrid):
             return grid.exchange(messages, count=count, timeout=limit, again=again)
-        return exchange(grid, messages, timeout=limit, again=again)
+        return exchange(grid, messages, timeout=limit, at_once=self.nodes_at_once, again=again)
 
     def _config(self, num_rounds: int) -> dict[str, Any]:
         """The run folder's config, with the keys that configs of experiments have."""

@@ -11,8 +11,8 @@ from flwr.serverapp import Grid
 from torch import Tensor
 
 from holdout.custom_code import Kept
+from holdout.flower.answers import Answers, RejectedReply, ReplyFault
 from holdout.flower.arrays import Layout, Numbers, array_records, read_proposal
-from holdout.flower.exchange import Answers, RejectedReply, ReplyFault
 from holdout.ids import ProposalId, RoundNumber, WorkerId
 from holdout.rounds import (
     AdmittedProposals,

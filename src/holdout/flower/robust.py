@@ -5,9 +5,9 @@ from typing import Any
 
 from holdout.custom_code import checked_copy, private_copy
 from holdout.errors import InfeasibleError
+from holdout.flower.answers import Answers
 from holdout.flower.arguments import timeout_problems
 from holdout.flower.base import CheckedStrategy
-from holdout.flower.exchange import Answers
 from holdout.flower.open_round import DrawSizes, OpenRound, Verdict
 from holdout.rounds import AdmittedProposals, apply_rule
 from holdout.rules import PRE_AGGREGATIONS, RULES, Rule, RuleContext, find_rule
@@ -30,6 +30,8 @@ class Robust(CheckedStrategy):
         propose_timeout: Seconds after which a node counts as silent.
         grace_time: Seconds that the last nodes of a phase have once all but the tolerated share
             have answered. By default as long again as the others took, but at least 10.
+        nodes_at_once: How many nodes are asked at a time, each of the others once one has answered.
+            By default all. It bounds what the SuperLink holds, and rounds take longer.
         evaluate_timeout: The same for federated evaluation.
         seed: Decides every draw: two runs with one seed draw the same committees. By default a
             secret one, which the run folder records.

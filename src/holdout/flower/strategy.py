@@ -14,10 +14,10 @@ from torch import Tensor
 
 from holdout import device
 from holdout.errors import MisuseError
+from holdout.flower.answers import Answers, RejectedReply, ReplyFault
 from holdout.flower.arguments import count_problems, timeout_problems
 from holdout.flower.arrays import Layout
 from holdout.flower.base import CheckedStrategy
-from holdout.flower.exchange import Answers, RejectedReply, ReplyFault
 from holdout.flower.inner import INNER, aggregate, inner_problems, prepare, state_of, with_state
 from holdout.flower.joint import hold_joint_vote, joint_terms
 from holdout.flower.open_round import DrawSizes, OpenRound, Verdict
@@ -88,6 +88,8 @@ class HoldOut(CheckedStrategy):
             voter.
         grace_time: Seconds that the last nodes of a phase have once all but the tolerated share
             have answered. By default as long again as the others took, but at least 10.
+        nodes_at_once: How many nodes are asked at a time, each of the others once one has answered.
+            By default all. It bounds what the SuperLink holds, and rounds take longer.
         vote_timeout: Seconds after which a voter who was sent candidates counts as silent; also
             for federated evaluation.
         min_ballots: With fewer valid ballots the model is kept. By default two thirds of the voters
