@@ -74,9 +74,11 @@ class NodeDraws:
             return max(sum(self.sizes(connected)), self.nodes_min)
 
         def least(connected: int) -> int:
-            if self._sizes_among(connected) is not None:
-                return self.nodes_min
-            return connected + 1
+            # Not just one more: it is said to whoever starts the nodes.
+            most = max(connected, self.most_nodes)
+            counts = range(connected, max(most, sum(self.sizes(most))) + 1)
+            enough = (count for count in counts if self._sizes_among(count) is not None)
+            return max(next(enough, connected + 1), self.nodes_min)
 
         what = f"round {round_number}"
         if not self.most_nodes:
