@@ -10,11 +10,20 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
+import torch
 from torch import Tensor
 
 from holdout import device
 from holdout.errors import HoldoutError, PluginError, UserError
-from holdout.tracebacks import Failure, failure_of, place_of, summary_of, with_place
+from holdout.tracebacks import (
+    RAISED,
+    Failure,
+    definition_of,
+    failure_of,
+    place_of,
+    summary_of,
+    with_place,
+)
 
 T = TypeVar("T")
 U = TypeVar("U")
@@ -35,23 +44,25 @@ def private_copy(kept: Mapping[str, Tensor]) -> Kept:
     return {name: tensor.clone() for name, tensor in kept.items()}
 
 
-def checked_copy(owner: str, kept: object) -> Kept:
+def checked_copy(owner: str, kept: object, code: object = None) -> Kept:
     """A copy of what came back, once it is known to hold tensors by name that can be saved."""
     if not isinstance(kept, dict):
-        raise PluginError(f"{owner}: its state must stay a dict; got {type(kept).__name__}")
+        raise refused(f"{owner}: its state must stay a dict; got {type(kept).__name__}", code)
     copy: Kept = {}
     for name, tensor in kept.items():
         if not isinstance(name, str) or not isinstance(tensor, Tensor):
-            raise PluginError(
+            raise refused(
                 f"{owner}: its state must hold tensors by name, so that it can be saved; got "
-                f"{name!r}: {type(tensor).__name__}"
+                f"{name!r}: {type(tensor).__name__}",
+                code,
             )
         try:
             device.to_numpy(tensor)
         except (TypeError, RuntimeError) as error:
-            raise PluginError(
+            raise refused(
                 f"{owner}: its state must hold plain tensors that numpy can save; "
-                f"got {name!r}: {tensor.dtype}, {tensor.layout}, {tensor.device}"
+                f"got {name!r}: {tensor.dtype}, {tensor.layout}, {tensor.device}",
+                code,
             ) from error
         copy[name] = tensor.detach().clone()
     return copy
@@ -68,7 +79,7 @@ def attempt(action: Callable[[], Any], *, kind: str, owner: str, failures: list[
     """
     try:
         return action()
-    except Exception as error:  # noqa: BLE001
+    except RAISED as error:
         failures.append(failure_of(kind, owner, error))
         return None
 
@@ -85,11 +96,17 @@ def guard(what: str, action: Callable[[], Any], code: object = None) -> Any:
         return action()
     except UserError:
         raise
-    except Exception as error:
+    except RAISED as error:
         if isinstance(error, HoldoutError) and place_of(error) is None:
             raise
         message = with_place(f"{what} raised {summary_of(error)}", error, code)
         raise PluginError(message, failure_of("run", what, error).traceback) from error
+
+
+def refused(message: str, code: object) -> PluginError:
+    """The error of custom code that raised nothing and is wrong all the same, with its place."""
+    place = definition_of(code)
+    return PluginError(f"{message} ({place})" if place else message)
 
 
 def counted(kind: str, error: PluginError, who: str = "") -> Failure:
@@ -155,14 +172,17 @@ def _version(tensor: Tensor) -> int:
 
 
 @contextmanager
-def untouched(owner: str, tensors: Sequence[Tensor]) -> Iterator[None]:
+def untouched(
+    owner: str,
+    tensors: Sequence[Tensor],
+    code: object,
+    what: str = "the data that all workers share",
+) -> Iterator[None]:
     """Refuse custom code that changes in place what others need too and nobody can copy."""
     before = list(map(_version, tensors))
     yield
     if before != list(map(_version, tensors)):
-        raise PluginError(
-            f"{owner} changed in place the data that all workers share; it must work on a copy"
-        )
+        raise refused(f"{owner} changed in place {what}; it must work on a copy", code)
 
 
 class Lent:
@@ -199,7 +219,13 @@ def own_copies(sent: object) -> object:
 
 
 def describe(value: object) -> str:
-    """A value in a message: a tensor by its shape, anything else by its type."""
+    """A value in a message: a tensor by its shape, anything else by its type.
+
+    >>> describe(torch.zeros(2).to_sparse()), describe("text")
+    ('torch.float32 of shape (2,), sparse_coo', 'str')
+    """
     if isinstance(value, Tensor):
-        return f"{value.dtype} of shape {tuple(value.shape)}"
+        odd = [str(value.layout).removeprefix("torch.")] * (value.layout is not torch.strided)
+        odd += [f"on {value.device}"] * (not device.is_here(value))
+        return ", ".join([f"{value.dtype} of shape {tuple(value.shape)}", *odd])
     return type(value).__name__

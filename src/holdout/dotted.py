@@ -12,7 +12,7 @@ from pathlib import Path
 from types import ModuleType
 
 from holdout.errors import DottedNameError
-from holdout.tracebacks import summary_of, with_place
+from holdout.tracebacks import RAISED, summary_of, with_place
 
 
 def resolve(dotted: str) -> object:
@@ -51,7 +51,7 @@ def _import(dotted: str, module_name: str) -> ModuleType:
             raise DottedNameError(f'"{dotted}": there is no module {error.name}') from None
         message = with_place(f'"{dotted}": importing {module_name} failed: {error}', error)
         raise DottedNameError(message) from error
-    except (Exception, SystemExit) as error:  # It is the user's code: anything may come out.
+    except RAISED as error:  # It is the user's code: anything may come out.
         raise DottedNameError(
             with_place(f'"{dotted}": importing {module_name} raised {summary_of(error)}', error)
         ) from error

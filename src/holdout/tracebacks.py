@@ -16,10 +16,13 @@ OTHERS = frozenset({"holdout", "torch", "numpy"}) | sys.stdlib_module_names
 LENGTH_MAX = 8_000
 """How many characters of a traceback are kept."""
 
+RAISED = (Exception, SystemExit)
+"""What custom code may raise; one that calls `sys.exit` must not end the run without a word."""
+
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """What custom code raised, and where.
+    """What custom code raised, or sent that cannot be used, and where.
 
     Example:
         >>> try:
@@ -35,21 +38,24 @@ class Failure:
     owner: str
     """Whose code it is."""
     error: str
-    """The exception's type and message."""
+    """The exception's type and message; if nothing was raised, what is wrong."""
     where: str | None
-    """File and line of the innermost frame that is the user's."""
-    traceback: str
-    """The traceback from the first frame on that is the user's."""
+    """File and line of the innermost frame that is the user's, or of the code itself."""
+    traceback: str = ""
+    """The traceback from the first frame on that is the user's; empty if nothing was raised."""
 
     def __str__(self) -> str:
-        return f"{self.owner} raised {self.error}{_in_brackets(self.where)}"
+        verb = "raised " if self.traceback else ""
+        return f"{self.owner} {verb}{self.error}{_in_brackets(self.where)}"
 
 
 def failure_of(kind: str, owner: str, error: BaseException) -> Failure:
     """The failure that an exception tells of."""
     first = next(_users(error.__traceback__), error.__traceback__)
-    lines = traceback.format_exception(type(error), error, first)
-    text = "".join(lines)
+    try:
+        text = "".join(traceback.format_exception(type(error), error, first))
+    except Exception:  # noqa: BLE001 - the exception itself is custom code too.
+        text = "".join([*traceback.format_tb(first), summary_of(error)])
     if len(text) > LENGTH_MAX:
         text = f"{text[: LENGTH_MAX // 2]}\n...\n{text[-LENGTH_MAX // 2 :]}"
     return Failure(kind, owner, summary_of(error), place_of(error), text)
@@ -61,8 +67,11 @@ def summary_of(error: BaseException) -> str:
     >>> summary_of(SyntaxError("invalid syntax", ("my_rule.py", 3, 1, "def f(:")))
     'SyntaxError: invalid syntax'
     """
-    # Python adds the file, without its folder, and the line; `place_of` tells both.
-    told = error.msg if isinstance(error, SyntaxError) and error.filename else error
+    try:
+        # Python adds the file, without its folder, and the line; `place_of` tells both.
+        told = error.msg if isinstance(error, SyntaxError) and error.filename else str(error)
+    except Exception as another:  # noqa: BLE001 - the exception itself is custom code too.
+        told = f"(its text cannot be told: that raised {type(another).__name__})"
     return " ".join(f"{type(error).__name__}: {told}".split())
 
 
@@ -91,11 +100,16 @@ def definition_of(code: object) -> str | None:
     if isinstance(compiled, CodeType):
         return _place(compiled.co_filename, compiled.co_firstlineno)
     kind = found if isinstance(found, type) else type(found)
+    if _package(kind.__module__) in OTHERS:
+        return None
     called = inspect.getattr_static(kind, "__call__", None)
     compiled = getattr(called, "__code__", None)
     if isinstance(compiled, CodeType) and _package(module_of(called)) not in OTHERS:
         return _place(compiled.co_filename, compiled.co_firstlineno)
-    return None
+    # The first of its methods: where a class itself begins is kept nowhere.
+    methods = [code for it in vars(kind).values() if (code := getattr(it, "__code__", None))]
+    first = min(methods, key=lambda code: code.co_firstlineno, default=None)
+    return _place(first.co_filename, first.co_firstlineno) if first else None
 
 
 def unwrapped(code: object) -> object:

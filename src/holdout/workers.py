@@ -18,9 +18,8 @@ from torch import Tensor, nn
 from typing_extensions import TypeIs
 
 from holdout import device
-from holdout.custom_code import describe, guard
+from holdout.custom_code import describe, guard, refused
 from holdout.data.datasets import Shard
-from holdout.errors import PluginError
 from holdout.holdout_scores import HoldoutScores
 from holdout.ids import ProposalId, RoundNumber, WorkerId
 from holdout.learning.losses import CROSS_ENTROPY, Loss
@@ -226,14 +225,14 @@ class HonestWorker:
         x, y = batch
         generator = self._generator("augment", round_number, step)
         made = guard("data.augment", lambda: augment(x.clone(), y.clone(), generator), augment)
-        return _checked_batch(made, like=batch)
+        return _checked_batch(made, augment, like=batch)
 
     def _samples(self, rows: Tensor) -> tuple[Tensor, Tensor]:
         # For few rows several times as fast as x[rows].
         return self.shard.x.index_select(0, rows), self.shard.y.index_select(0, rows)
 
 
-def _checked_batch(made: object, *, like: Batch) -> Batch:
+def _checked_batch(made: object, augment: object, *, like: Batch) -> Batch:
     """What an augmentation gave, if it can be trained on."""
     match made:
         case (Tensor() as x, Tensor() as y) if len(x) == len(y) > 0:
@@ -247,9 +246,10 @@ def _checked_batch(made: object, *, like: Batch) -> Batch:
             if fits:
                 return x, y
     got = [describe(part) for part in made] if isinstance(made, tuple) else describe(made)
-    raise PluginError(
+    raise refused(
         "data.augment must return finite samples and targets like those that it got, "
-        f"{[describe(part) for part in like]}; got {got}"
+        f"{[describe(part) for part in like]}; got {got}",
+        augment,
     )
 
 

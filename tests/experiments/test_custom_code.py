@@ -104,7 +104,7 @@ def test_what_workers_raise_is_counted_told_and_kept(data, tmp_path):
     first = summary["custom_errors"]["first"]
     assert place in first["error"]
     assert "in propose" in first["traceback"]
-    assert any(f"raised {count} times" in note for note in summary["notes"])
+    assert any(f"failed {count} times" in note for note in summary["notes"])
     assert summary["notes"] == result.summary["notes"] == list(result.notes)
     page = (tmp_path / "run" / "report.html").read_text()
     assert "What custom code raised first" in page

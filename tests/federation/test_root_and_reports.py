@@ -75,6 +75,21 @@ def test_with_local_steps_the_root_takes_as_many(setup):
     assert torch.allclose(found, (start - weights) / 0.1, atol=1e-5)
 
 
+def test_with_local_epochs_and_weight_decay_the_root_trains_as_workers_do(setup):
+    training = {"local_epochs": 2, "weight_decay": 0.5}
+    round_setup = setup(training=training)
+    root, size = round_setup.federation.root, round_setup.federation.config.training.batch_size
+    assert 0 < size < len(root.rows)
+    weights = start = round_setup.state.weights
+    for rows in [*root.rows.split(size), *root.rows.split(size)]:
+        leaf = weights.clone().requires_grad_()
+        loss = plain_loss(round_setup.federation, leaf, root.x[rows], root.y[rows])
+        slope = torch.autograd.grad(loss + 0.25 * leaf.square().sum(), leaf)[0]
+        weights = weights - 0.1 * slope
+    found = rule_context(round_setup).root.update()
+    assert torch.allclose(found, (start - weights) / 0.1, atol=1e-4)
+
+
 def test_the_root_moves_no_other_draw_and_each_seed_has_its_own(scene, play):
     plain, curve = scene("krum", data={"samples_per_worker": 60, "root_samples": 0})
     rooted, _ = scene("krum")

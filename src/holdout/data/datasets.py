@@ -28,7 +28,7 @@ from holdout.data.files import Arrays
 from holdout.dotted import resolve
 from holdout.errors import DataError, UserError
 from holdout.seeds import stream
-from holdout.tracebacks import summary_of, with_place
+from holdout.tracebacks import RAISED, summary_of, with_place
 
 DATA_SETS: Mapping[str, str] = MappingProxyType(
     {
@@ -336,10 +336,13 @@ def _call_loader(name: str, real_targets: bool | None) -> Dataset:
         made = loader()
     except UserError:
         raise
-    except Exception as error:  # It is the user's code: anything may come out.
+    except RAISED as error:  # It is the user's code: anything may come out.
         message = f"{name}: the loader raised {summary_of(error)}"
         raise DataError(with_place(message, error, loader)) from error
-    return dataset_from(name, made, real_targets=real_targets)
+    try:
+        return dataset_from(name, made, real_targets=real_targets)
+    except DataError as error:
+        raise DataError(with_place(str(error), error, loader)) from error
 
 
 def _required(name: str, path: Path | None) -> Path:

@@ -40,9 +40,9 @@ class FirstError:
         if self.found is None and record.custom_errors:
             failure = record.custom_errors[0]
             where = {key: getattr(record, key) for key in ("rule", "attack", "seed", "round")}
-            self._keep({**where, "error": str(failure), "traceback": failure.traceback})
+            self._keep({**where, "error": str(failure), "traceback": failure.traceback or None})
             if self._say is not None:
-                self._say(f"{self.text}\n{failure.traceback.rstrip()}")
+                self._say(f"{self.text}\n{failure.traceback}".rstrip())
         self._watch(progress)
 
     def stopped_by(self, error: UserError) -> None:

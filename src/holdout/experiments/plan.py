@@ -14,10 +14,10 @@ from holdout import device
 from holdout.attacks import Attack, Triggering
 from holdout.config import Config, parse
 from holdout.curve_rows import CurveKey
-from holdout.custom_code import describe, guard, untouched
+from holdout.custom_code import describe, guard, refused, untouched
 from holdout.data.datasets import Dataset, Shard, dataset_from, load, standardised
 from holdout.dotted import resolve
-from holdout.errors import ConfigError, DataError, ModelError, PluginError, UserError
+from holdout.errors import ConfigError, DataError, ModelError, UserError
 from holdout.experiments.memory import bytes_free, too_much
 from holdout.experiments.plugins import Plugins
 from holdout.experiments.resolve_names import Lookups
@@ -130,10 +130,10 @@ class ExperimentPlan:
             model=copy.deepcopy(worker.model),
             shard=replace(shard, rows=shard.rows.clone()),
         )
-        with untouched("custom worker", (shard.x, shard.y)):
+        with untouched("custom worker", (shard.x, shard.y), factory):
             made: Worker = guard("custom worker", lambda: factory(given), factory)
         if not all(callable(getattr(made, name, None)) for name in ("propose", "vote")):
-            raise PluginError(f"custom worker must have propose and vote; got {type(made)!r}")
+            raise refused(f"custom worker must have propose and vote; got {type(made)!r}", factory)
         # Workers that are computed together share a model.
         return replace(made, model=worker.model) if is_plain(made) else made
 
@@ -266,9 +266,10 @@ def _poisoned(act: Attack | None, dataset: Dataset) -> Tensor:
         labels.shape,
         labels.dtype,
     ):
-        raise PluginError(
+        raise refused(
             f"poison_labels must return {str(labels.dtype).removeprefix('torch.')} labels of "
-            f"shape {tuple(labels.shape)}; got {describe(poisoned)}"
+            f"shape {tuple(labels.shape)}; got {describe(poisoned)}",
+            poison,
         )
     return poisoned
 

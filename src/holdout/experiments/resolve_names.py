@@ -35,7 +35,7 @@ from holdout.learning.schedules import rates_of
 from holdout.rules import PRE_AGGREGATIONS, RULES, PreAggregation, Rule, compose
 from holdout.rules.rule import PreFunction, custom_rule
 from holdout.shares import write_share
-from holdout.tracebacks import is_custom, summary_of, with_place
+from holdout.tracebacks import RAISED, is_custom, summary_of, with_place
 from holdout.voting import VOTES, Gate, Quorum, Terms, tolerated_count
 from holdout.workers import HonestWorker, Worker
 
@@ -368,7 +368,7 @@ class Lookups:
         """An object of a custom class, which must be callable with a view."""
         try:
             made = kind(**given)
-        except Exception as error:  # noqa: BLE001
+        except RAISED as error:
             self.problems.append(with_place(f"{key} = {name!r}: {summary_of(error)}", error, kind))
             return None
         if not callable(made):

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from holdout import device
-from holdout.custom_code import checked_copy, guard
+from holdout.custom_code import checked_copy, guard, refused
 from holdout.errors import InfeasibleError, PluginError
 from holdout.experiments.plan import ExperimentPlan
 from holdout.federation.reports import Reporters
@@ -21,7 +21,7 @@ from holdout.federation.round_setup import draw_round, first_state, rule_context
 from holdout.rules import Rule, RuleContext
 from holdout.rules.rule import PreAggregation, checked_update
 from holdout.seeds import stream
-from holdout.tracebacks import definition_of, is_custom
+from holdout.tracebacks import is_custom
 from holdout.voting import tolerated_count
 
 
@@ -78,9 +78,9 @@ class _Trial:
             return  # Rounds in which it is are counted.
         code = self.rule.function
         if not first.isfinite().all():
-            raise _refused(f"{self.name} must return finite numbers; some are not", code)
+            raise refused(f"{self.name} must return finite numbers; some are not", code)
         if not torch.equal(first, second):
-            raise _refused(
+            raise refused(
                 f"{self.name} must give the same result for the same updates and an equal "
                 "context; it gave two (draw from context.generator(), remember in context.state)",
                 code,
@@ -97,7 +97,7 @@ class _Trial:
         plain = isinstance(prepared, Tensor) and prepared.is_floating_point()
         shape = tuple(prepared.shape) if isinstance(prepared, Tensor) else type(prepared).__name__
         if not plain or prepared.ndim != updates.ndim or prepared.shape[1:] != updates.shape[1:]:
-            raise _refused(
+            raise refused(
                 f"{owner} must return floats of shape (n, {updates.shape[1]}); got {shape}",
                 pre.function,
             )
@@ -111,7 +111,7 @@ class _Trial:
             checked_copy(self.name, context.state)
             return checked_update(self.name, result, self.updates.shape[1:]).clone()
         except PluginError as error:
-            raise _refused(str(error), code) from error
+            raise refused(str(error), code) from error
 
     @staticmethod
     def _unchanged(
@@ -120,10 +120,5 @@ class _Trial:
         given = updates.clone()
         answer: Tensor = guard(owner, lambda: ask(given), code)
         if not torch.equal(given, updates):
-            raise _refused(f"{owner} must leave the updates as they are; it changed them", code)
+            raise refused(f"{owner} must leave the updates as they are; it changed them", code)
         return answer
-
-
-def _refused(message: str, code: object) -> PluginError:
-    place = definition_of(code)
-    return PluginError(f"{message} ({place})" if place else message)

@@ -105,6 +105,9 @@ def notes_on_curves(curves: Sequence[CurveResult], config: Mapping[str, Any]) ->
         "every lie was refused before the rule saw it, so nothing was attacked: {}": those(
             lambda curve: _all_refused(_lying(curve, settings)), attacked
         ),
+        "every ballot that liars sent was void, so none of their votes counted: {}": those(
+            lambda curve: _all_void(_lying(curve, settings)), attacked
+        ),
         f"gamma stood at its cap, gamma_max = {settings.get('gamma_max')}, in most rounds, so a "
         "stronger lie might do more harm: {}": those(
             lambda curve: _is_capped(curve, settings), attacked
@@ -193,6 +196,20 @@ def _all_refused(lying: Sequence[Round]) -> bool:
     told = [line for line in lying if not (line.get("custom_errors") or {}).get("lie")]
     proposed = [line for line in told if line.get("byzantine_proposers")]
     return bool(proposed) and all(map(refused, proposed))
+
+
+def _all_void(lying: Sequence[Round]) -> bool:
+    """Whether liars voted, and nothing that they sent was a ballot; who is silent sends nothing."""
+
+    def void(line: Round) -> bool:
+        reasons = dict(line.get("rejected_ballots") or {})
+        silent = reasons.pop("missing", 0)
+        honest = (line.get("custom_errors") or {}).get("vote", 0)
+        silent_liars = max(silent - honest, 0)
+        return bool(sum(reasons.values()) + silent_liars >= line["byzantine_voters"] > silent_liars)
+
+    voted = [line for line in lying if line.get("byzantine_voters")]
+    return bool(voted) and all(map(void, voted))
 
 
 def _is_capped(curve: CurveResult, settings: Mapping[str, Any]) -> bool:

@@ -413,7 +413,7 @@ def finish(
     for note in notes_on_curves(group(ordered), config):
         notes.keep_unsaid(note)
     if error is not None and raised:
-        notes.keep_unsaid(f"custom code raised {raised} times; the first: {error_text(error)}")
+        notes.keep_unsaid(f"custom code failed {raised} times; the first: {error_text(error)}")
     now = environment(plan.config, threads=threads)
     summary = summarise(ordered, config=config, environment=now, notes=notes.kept)
     for curve in summary["curves"]:

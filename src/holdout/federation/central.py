@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from holdout.custom_code import Kept, checked_copy, counted, describe, guard, spare
+from holdout.custom_code import Kept, checked_copy, counted, describe, guard, refused, spare
 from holdout.errors import PluginError
 from holdout.federation.coalition import Lies, as_liars_see, lie_or_be_silent, lie_to_server
 from holdout.federation.custom_workers import Heard, ask_to_propose, ask_to_vote, count_missing
@@ -219,10 +219,10 @@ def _aggregate(
         failures.append(counted(AGGREGATE, error))
         return Decision(Outcome.RAISED), setup.state.rule_state
     decision = replace(decision, void_ballots=tuple(voters.void.items()))
-    kept = checked_copy(name, context.state)
+    kept = checked_copy(name, context.state, rule.function)
     if decision.outcome is not Outcome.STEP:
         return decision, kept
-    update = checked_update(name, decision.update, setup.state.weights.shape)
+    update = checked_update(name, decision.update, setup.state.weights.shape, rule.function)
     # A copy: a custom rule may go on to change what it returned.
     return replace(decision, update=update.float().clone()), kept
 
@@ -347,8 +347,9 @@ def _attack_success(federation: Federation, weights: Tensor) -> float | None:
     name = f"attack {federation.config.attack.name!r}"
     rows = guard(name, lambda: trigger.put_trigger(others.clone()))
     if not isinstance(rows, Tensor) or (rows.shape, rows.dtype) != (others.shape, others.dtype):
-        raise PluginError(
+        raise refused(
             f"{name}: put_trigger must return float32 rows of shape {tuple(others.shape)}; "
-            f"got {describe(rows)}"
+            f"got {describe(rows)}",
+            trigger.put_trigger,
         )
     return share_taken_for(federation.model, weights, rows, trigger.target)

@@ -11,7 +11,15 @@ from torch import Tensor
 
 from holdout import device
 from holdout.attacks import Deployed, DeployedRule, Lie, MixedLie, View
-from holdout.custom_code import Kept, counted, describe, guard, own_copies, untouched
+from holdout.custom_code import (
+    Kept,
+    counted,
+    describe,
+    guard,
+    own_copies,
+    refused,
+    untouched,
+)
 from holdout.data.datasets import Shard
 from holdout.errors import MisuseError, PluginError
 from holdout.federation.electorate import VoterScores, electorate_of, score_voters
@@ -263,7 +271,7 @@ def tell_lies(coalition: Coalition, deployed: Deployed) -> Lies:
     name = f"attack {setup.curve.attack!r}"
     custom = is_custom(act)
     shown = lent_view(view) if custom else view
-    with untouched(name, setup.federation.pool):
+    with untouched(name, setup.federation.pool, act):
         made = guard(name, lambda: act(shown), act)
     lie = made if isinstance(made, Lie) else Lie(made)
     if custom:
@@ -272,8 +280,8 @@ def tell_lies(coalition: Coalition, deployed: Deployed) -> Lies:
     strength = lie.gamma
     if strength is not None:
         strength = guard(f"the gamma of {name}", partial(float, strength))
-    sent = _each(name, "proposers", lie.updates, count)
-    messages = _messages(name, lie, coalition.voters)
+    sent = _each(name, act, "proposers", lie.updates, count)
+    messages = _messages(name, act, lie, coalition.voters)
     if setup.lie_share < 1:
         sent = _partly(sent, coalition.honest_work, setup.lie_share)
         if messages and coalition.voters is not None:
@@ -342,26 +350,30 @@ def _partly(sent: Sequence[object], honest: Tensor, share: float) -> list[object
     ]
 
 
-def _messages(attack: str, lie: Lie, voters: JointVoters | None) -> list[object] | None:
+def _messages(
+    attack: str, code: object, lie: Lie, voters: JointVoters | None
+) -> list[object] | None:
     """What each lying voter sends, if the attack decides it."""
     if lie.messages is None or voters is None:
         return None
-    return _each(attack, "voters", lie.messages, len(voters.liars))
+    return _each(attack, code, "voters", lie.messages, len(voters.liars))
 
 
-def _each(attack: str, who: str, sent: object, count: int) -> list[object]:
+def _each(attack: str, code: object, who: str, sent: object, count: int) -> list[object]:
     """What each Byzantine proposer or voter sends: its own row, or the vector that all send."""
-    if not isinstance(sent, Tensor | Sequence):
-        raise PluginError(
+    if not isinstance(sent, Tensor | Sequence) or isinstance(sent, str | bytes):
+        raise refused(
             f"{attack} must return a tensor, or one tensor or None for each of the {count} "
-            f"{who}; got {describe(sent)}"
+            f"{who}; got {describe(sent)}",
+            code,
         )
     if isinstance(sent, Tensor) and sent.ndim < 2:  # noqa: PLR2004
         return [sent] * count
     # A wrong number must not silently pass for a measurement.
     if len(sent) not in (0, count):
-        raise PluginError(
+        raise refused(
             f"{attack} must return one update for all, one for each of the {count} {who}, or "
-            f"an empty list for silence; got {len(sent)}"
+            f"an empty list for silence; got {len(sent)}",
+            code,
         )
     return list(sent) or [None] * count

@@ -11,6 +11,7 @@ from holdout.custom_code import (
     Kept,
     attempt,
     checked_copy,
+    describe,
     own_copies,
     private_copy,
     takes,
@@ -20,7 +21,7 @@ from holdout.federation.round_setup import MOMENTUM, PROPOSE, VOTE, RoundSetup
 from holdout.ids import ProposalId, WorkerId
 from holdout.learning.vector import ProposalFault
 from holdout.rounds import admit_proposals
-from holdout.tracebacks import Failure
+from holdout.tracebacks import Failure, definition_of
 from holdout.voting import Terms
 from holdout.workers import Worker, is_plain
 
@@ -48,9 +49,21 @@ def ask_to_propose(
         round_number=setup.number,
         learning_rate=setup.learning_rate,
     )
+    before = len(heard.failures)
     update = own_copies(_attempt_with_state(setup, number, PROPOSE, asked, heard))
-    valid = admit_proposals([update], dimension=len(setup.state.weights)).valid
-    return setup.with_momentum(number, valid[ProposalId(0)], heard.states) if valid else update
+    dimension = len(setup.state.weights)
+    valid = admit_proposals([update], dimension=dimension).valid
+    if valid:
+        return setup.with_momentum(number, valid[ProposalId(0)], heard.states)
+    if len(heard.failures) == before:
+        # Nothing was raised, but the proposal is missing: without a reason nobody would know why.
+        right = isinstance(update, Tensor) and update.shape == (dimension,)
+        got = "some that are not finite" if right else describe(update)
+        wrong = f"must return {dimension} finite floats, one for each weight; got {got}"
+        where = definition_of(worker.propose)
+        owner = f"worker {number}, asked to {PROPOSE},"
+        heard.failures.append(Failure(PROPOSE, owner, wrong, where))
+    return update
 
 
 def _attempt_with_state(
@@ -66,13 +79,13 @@ def _attempt_with_state(
     """
     owner = f"worker {number}"
     ask = partial(attempt, kind=kind, owner=f"{owner}, asked to {kind},", failures=heard.failures)
-    with untouched(owner, setup.federation.pool):
+    with untouched(owner, setup.federation.pool, asked):
         if not takes(asked, "state"):
             return ask(asked)
         kept = private_copy(heard.states.get(number, setup.state.worker_states.get(number, {})))
         momentum = {MOMENTUM: kept.pop(MOMENTUM)} if MOMENTUM in kept else {}
         answer = ask(partial(asked, state=kept))
-        heard.states[number] = checked_copy(owner, kept) | momentum
+        heard.states[number] = checked_copy(owner, kept, asked) | momentum
         return answer
 
 

@@ -157,7 +157,7 @@ def _first_radius(federation: Federation, failures: list[Failure]) -> float:
 
     def ask(worker: Worker) -> object:
         asked = partial(worker.propose, weights.clone(), round_number=before, learning_rate=rate)
-        with untouched("a custom worker", federation.pool):
+        with untouched("a custom worker", federation.pool, worker):
             return attempt(
                 partial(asked, state={}) if takes(asked, "state") else asked,
                 kind=PROPOSE,

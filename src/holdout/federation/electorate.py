@@ -158,14 +158,12 @@ class Electorate:
         for voter in self.voters:
             if voter in others:
                 ballot = others[voter]
-                if ballot is not None:
-                    sent.append((voter, ballot))
             elif voter in self.byzantine:
-                lie = self.byzantine_ballot(voter, proposals, coalition, marks_of, failures)
-                sent.append((voter, lie))
+                ballot = self.byzantine_ballot(voter, proposals, coalition, marks_of, failures)
             else:
-                names = self.honest_names(voter, proposals, marks_of, failures)
-                sent.append((voter, names))
+                ballot = self.honest_names(voter, proposals, marks_of, failures)
+            if ballot is not None:
+                sent.append((voter, ballot))
         return sent
 
     def honest_names(

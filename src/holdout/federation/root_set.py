@@ -1,11 +1,13 @@
 """The server's own clean rows, for rules that look at more than the updates."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
 from holdout import device
+from holdout.config import TrainingSection
 from holdout.data.datasets import Shard
 from holdout.learning.losses import Loss
 from holdout.learning.scoring import sample_losses
@@ -25,27 +27,35 @@ def draw_root(x: Tensor, y: Tensor, count: int, *, seed: int) -> Shard | None:
 class RootSet:
     """What the rows say in one round: `holdout.rules.Root`.
 
-    Nothing is drawn: all rows are used, in as many parts as there are local steps.
+    It trains as a worker does, but nothing is drawn: all rows are used, in as many parts as there
+    are local steps; with local epochs, batch after batch.
     """
 
     model: nn.Module
     weights: Tensor
     learning_rate: float
-    local_steps: int
+    training: TrainingSection
     loss: Loss
     x: Tensor
     y: Tensor
 
     def update(self) -> Tensor:
-        """The gradient of all rows; with local steps, the pseudo-gradient."""
-        parts = zip(
-            self.x.tensor_split(self.local_steps),
-            self.y.tensor_split(self.local_steps),
-            strict=True,
-        )
-        batches = [(x, y) for x, y in parts if len(y)]
+        """The gradient of all rows; with local steps or epochs, the pseudo-gradient."""
+        epochs, steps = self.training.local_epochs, self.training.local_steps
+
+        def parts(rows: Tensor) -> Sequence[Tensor]:
+            return (
+                torch.split(rows, self.training.batch_size) if epochs else rows.tensor_split(steps)
+            )
+
+        once = [(x, y) for x, y in zip(parts(self.x), parts(self.y), strict=True) if len(y)]
         return local_update(
-            self.model, self.weights, batches, learning_rate=self.learning_rate, loss=self.loss
+            self.model,
+            self.weights,
+            once * max(epochs, 1),
+            learning_rate=self.learning_rate,
+            loss=self.loss,
+            weight_decay=self.training.weight_decay,
         )
 
     def losses(self, updates: Tensor) -> Tensor:

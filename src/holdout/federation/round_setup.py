@@ -282,7 +282,7 @@ def _root_set(setup: RoundSetup, held: Shard) -> RootSet:
         setup.federation.model,
         setup.state.weights,
         setup.learning_rate,
-        setup.federation.config.training.local_steps,
+        setup.federation.config.training,
         setup.federation.loss,
         held.x[held.rows],
         held.y[held.rows],

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 
-from holdout.custom_code import describe, guard
+from holdout.custom_code import describe, guard, refused, untouched
 from holdout.dotted import resolve
 from holdout.errors import PluginError
 
@@ -73,8 +73,12 @@ def custom_loss(function: object, name: str) -> Loss:
     def each(outputs: Tensor, targets: Tensor) -> Tensor:
         if not callable(function):
             raise PluginError(f"the loss {name} must be callable; got {type(function).__name__}")
-        losses = guard(f"the loss {name}", lambda: function(outputs, targets), function)
-        return _checked(losses, outputs, name)
+        # A copy: the targets are the data's own. One that writes on it is refused all the same,
+        # since torch cannot differentiate what was computed from it before.
+        given = targets.clone()
+        with untouched(f"the loss {name}", (given,), function, what="the targets"):
+            losses = guard(f"the loss {name}", lambda: function(outputs, given), function)
+        return _checked(losses, outputs, name, function)
 
     def reduced(outputs: Tensor, targets: Tensor, how: Reduction) -> Tensor:
         return _reduce(each(outputs, targets), how)
@@ -86,12 +90,13 @@ def custom_loss(function: object, name: str) -> Loss:
     return Loss(name, None, reduced, stacked)
 
 
-def _checked(losses: object, outputs: Tensor, name: str) -> Tensor:
+def _checked(losses: object, outputs: Tensor, name: str, function: object) -> Tensor:
     wanted = (len(outputs),)
     if not isinstance(losses, Tensor) or losses.shape != wanted or losses.dtype != outputs.dtype:
-        raise PluginError(
+        raise refused(
             f"the loss {name} must return one float32 for each sample, {wanted}; "
-            f"got {describe(losses)}"
+            f"got {describe(losses)}",
+            function,
         )
     return losses
 

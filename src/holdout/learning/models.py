@@ -18,7 +18,7 @@ from torch.nn.parameter import is_lazy
 
 from holdout import device
 from holdout.errors import ModelError
-from holdout.tracebacks import summary_of, with_place
+from holdout.tracebacks import RAISED, is_custom, summary_of, with_place
 
 T = TypeVar("T")
 ModelFactory = Callable[[tuple[int, ...], int], nn.Module]
@@ -96,11 +96,13 @@ def build(factory: ModelFactory, shape: tuple[int, ...], classes: int, *, seed: 
         # Not torch.manual_seed, which also reseeds devices that fork_rng was told to leave out.
         torch.default_generator.manual_seed(seed)
         model = _call(lambda: factory(shape, classes), "the factory failed", shape, classes)
-        if not isinstance(model, nn.Module):
-            raise ModelError(f"a model factory returns a torch.nn.Module; got {type(model)!r}")
-        _check_state(model)
-        model = device.place(model)
-        _check_function(model, shape, classes)
+        try:
+            model = _checked(model, shape, classes)
+        except ModelError as error:
+            # What the model raised has its place already.
+            if error.__cause__ is not None or not is_custom(factory):
+                raise
+            raise ModelError(with_place(str(error), error, factory)) from None
     return model
 
 
@@ -128,11 +130,21 @@ def _call(action: Callable[[], T], failure: str, shape: tuple[int, ...], classes
         return action()
     except ModelError:
         raise
-    except Exception as error:
+    except RAISED as error:
         message = f"a model must fit samples of shape {shape} and {classes} classes; {failure}"
         raise ModelError(
             with_place(f"{message}: {summary_of(error)}{_hint(shape)}", error)
         ) from error
+
+
+def _checked(model: object, shape: tuple[int, ...], classes: int) -> nn.Module:
+    """The model on our device, once it is known to be one that can be used."""
+    if not isinstance(model, nn.Module):
+        raise ModelError(f"a model factory returns a torch.nn.Module; got {type(model)!r}")
+    _check_state(model)
+    model = device.place(model)
+    _check_function(model, shape, classes)
+    return model
 
 
 def _check_state(model: nn.Module) -> None:

@@ -13,9 +13,10 @@ import math
 from collections.abc import Callable
 
 from holdout.config import TrainingSection
+from holdout.custom_code import refused
 from holdout.dotted import resolve
 from holdout.errors import HoldoutError, PluginError
-from holdout.tracebacks import failure_of, with_place
+from holdout.tracebacks import RAISED, failure_of, summary_of, with_place
 
 SCHEDULES = ("constant", "inverse", "step", "cosine")
 """The schedules that a config names in `training.schedule`."""
@@ -65,12 +66,13 @@ def _custom_rate(
         rate = function(t, rounds, base)
     except HoldoutError:
         raise
-    except Exception as error:
-        message = f"the schedule {name} raised {type(error).__name__} in round {t}: {error}"
+    except RAISED as error:
+        kind, _, text = summary_of(error).partition(": ")
+        message = f"the schedule {name} raised {kind} in round {t}: {text}"
         told = failure_of("run", name, error).traceback
         raise PluginError(with_place(message, error, function), told) from error
     if isinstance(rate, int | float) and not isinstance(rate, bool) and 0 < rate < math.inf:
         return float(rate)
-    raise PluginError(
-        f"the schedule {name} must give a finite rate above 0; got {rate!r} in round {t}"
+    raise refused(
+        f"the schedule {name} must give a finite rate above 0; got {rate!r} in round {t}", function
     )

@@ -20,8 +20,8 @@ import torch
 from torch import Tensor
 
 from holdout import device
-from holdout.custom_code import describe, guard, takes
-from holdout.errors import InfeasibleError, MisuseError, PluginError
+from holdout.custom_code import describe, guard, refused, takes
+from holdout.errors import InfeasibleError, MisuseError
 from holdout.rules.context import ReportingVoters, RuleContext, made_context, part_of
 
 RuleFunction = Callable[..., Tensor]
@@ -297,11 +297,17 @@ def custom_rule(function: RuleFunction, label: str) -> Rule:
     return replace(rule, rehearse=partial(_rehearse_by_following, rule))
 
 
-def checked_update(owner: str, update: object, shape: torch.Size) -> Tensor:
+def checked_update(owner: str, update: object, shape: torch.Size, code: object = None) -> Tensor:
     """What a rule returned, once it is known to be an update."""
-    if not isinstance(update, Tensor) or update.shape != shape or not update.is_floating_point():
-        raise PluginError(
-            f"{owner} must return floats of shape {tuple(shape)}; got {describe(update)}"
+    if (
+        not isinstance(update, Tensor)
+        or update.shape != shape
+        or not update.is_floating_point()
+        or update.layout is not torch.strided
+        or not device.is_here(update)
+    ):
+        raise refused(
+            f"{owner} must return floats of shape {tuple(shape)}; got {describe(update)}", code
         )
     return update.detach()
 

@@ -52,7 +52,8 @@ def signguard(
     Rows that are not finite, or so long that float64 overflows, are in no set and no cluster.
 
     Source: Xu, Huang, Song, Lan, 2022, Byzantine-robust Federated Learning through Collaborative
-    Malicious Gradient Filtering (SignGuard), arXiv 2109.05872. The bandwidth, the order of places
+    Malicious Gradient Filtering (SignGuard), arXiv 2109.05872, the plain variant, without
+    similarities as a further feature. It names mean shift alone; the bandwidth, the order of places
     and the rule for an empty S are ours.
 
     Args:

@@ -38,7 +38,8 @@ def fltrust(updates: Tensor, *, f: int, context: RuleContext | None = None) -> T
     Where no update agrees with g_0 at all, the result is zero. A row that is zero or not finite has
     t_i = 0.
 
-    Source: Cao, Fang, Liu, Gong, 2021, FLTrust, arXiv 2012.13995.
+    Source: Cao, Fang, Liu, Gong, 2021, FLTrust, arXiv 2012.13995. There the server draws batches of
+    its rows; here each step takes a part of them in turn, all in one step if a worker makes one.
 
     Args:
         updates: The updates, (n, d).
@@ -86,7 +87,10 @@ def zeno(
     index wins a tie. An update after which the loss is not finite is never among them, even if
     fewer than n - f are left.
 
-    Source: Xie, Koyejo, Gupta, 2019, Zeno, arXiv 1805.10032.
+    Source: Xie, Koyejo, Gupta, 2019, Zeno, arXiv 1805.10032. There F is the mean loss of a few rows
+    (n_r, 4 in the authors' code) that are drawn afresh in each round; here of all that the server
+    holds, always the same. The authors' code is told eta / rho, 200 in its example: with
+    eta = 0.1 that is the default here, which does not follow `training.learning_rate`.
 
     Args:
         updates: The updates, (n, d).
