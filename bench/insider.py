@@ -23,7 +23,7 @@ from holdout.node.runtime.status import ask_status
 
 WARM_UP = 2
 RESTART_SECONDS = 6.0
-SECONDS_MAX = 120.0
+SECONDS_MAX = 180.0
 """How long one attack may take; the rounds that were decided until then count."""
 
 
@@ -163,7 +163,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m bench.insider", description=__doc__)
     parser.add_argument("--attack", action="append", choices=tuple(ATTACKS), help="only this one")
     parser.add_argument("--nodes", type=int, default=4)
-    parser.add_argument("--rounds", type=int, default=12, help="how many rounds are timed")
+    parser.add_argument("--rounds", type=int, default=50, help="how many rounds are timed")
     options = parser.parse_args()
     chosen = options.attack or list(ATTACKS)
     sizes = {"nodes": options.nodes, "rounds": options.rounds}

@@ -111,7 +111,7 @@ class WriteError(RunFolderError):
 
 
 class StoreError(UserError):
-    """A node could not write, or has no room left to: it stops where it is."""
+    """A node could not write, has no room left, or holds the store of another network."""
 
 
 class RunFailed(HoldoutError):  # noqa: N818  # What was run is there: it is a result, if a bad one.

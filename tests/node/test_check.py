@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import socket
 import time
 import zipfile
@@ -10,6 +11,7 @@ import pytest
 from tests.node.test_commands import NAMES, init_all, run
 
 from holdout.node.membership.members import read_member
+from holdout.node.membership.settings import read_settings
 from holdout.node.runtime.check import CheckResult, check_node
 
 BEACON = ("--beacon", "00" * 32, "--shape", "8", "--classes", "3")
@@ -136,6 +138,50 @@ def test_each_thing_that_is_wrong_is_found(bob):
     assert found["model"][0][0] is CheckResult.OK
     (bob / "keys" / "vrf.seed").chmod(0o644)
     assert "mode 0644" in outcomes(bob)["keys"][0][1]
+
+
+def test_one_address_for_two_things_is_found(bob):
+    settings = bob / "node.toml"
+    listen = read_settings(bob).node.listen
+    text = settings.read_text().replace("[worker]\n", f'metrics = "{listen}"\n[worker]\n', 1)
+    settings.write_text(text)
+    ((outcome, words),) = outcomes(bob)["port"]
+    assert outcome is CheckResult.WRONG
+    assert "each needs its own" in words
+
+
+def test_the_store_is_looked_into(bob, made, tmp_path):
+    assert outcomes(bob)["store"] == [(CheckResult.OK, "sound, up to round 0")]
+    database = bob / "store" / "node.sqlite"
+    sound = database.read_bytes()
+    database.write_bytes(sound[:5000])
+    ((outcome, words),) = outcomes(bob)["store"]
+    assert outcome is CheckResult.NOTE
+    assert words.endswith("the node starts as one that has lost its memory")
+    shutil.rmtree(bob / "store")
+    assert "has no store" in outcomes(bob)["store"][0][1]
+    # The store of another network is a mistake, not a loss.
+    members = [made / name for name in NAMES]
+    other = made / "other"
+    changed = (*BEACON[:1], "11" * 32, *BEACON[2:], "--model", "holdout.node.demo:linear")
+    assert run("network", "create", other, "--members", *members, *changed) == 0
+    assert run("node", "join", made / "carol", other) == 0
+    shutil.copytree(made / "carol" / "store", bob / "store")
+    ((outcome, words),) = outcomes(bob)["store"]
+    assert outcome is CheckResult.WRONG
+    assert "belongs to another network" in words
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        ("import os; os._exit(3)", "did not start: exit code 3"),
+        ("import os; os.kill(os.getpid(), 9)", "did not start: ended by SIGKILL"),
+    ],
+)
+def test_a_worker_that_dies_is_told_how(bob, body, said):
+    set_worker(bob, body)
+    assert outcomes(bob)["worker"] == [(CheckResult.WRONG, said)]
 
 
 def test_a_certificate_for_another_key_is_found(bob, made):

@@ -1,9 +1,11 @@
 """The commands of a member's life, as a person types them."""
 
 import json
+import re
 import sqlite3
 import subprocess
 import sys
+import tomllib
 import urllib.request
 from pathlib import Path
 
@@ -12,9 +14,11 @@ from safetensors.numpy import load_file
 from tests.node.node_rig import Network as Processes
 
 from holdout.commands import run_command
+from holdout.node.localnet import LIES
 from holdout.node.localnet.launcher import free_ports
 from holdout.node.membership.genesis import Network
 from holdout.node.membership.network_creation import usual_parameters
+from holdout.node.membership.settings import DEMO_WORKER, read_settings, write_settings
 
 NAMES = ("alice", "bob", "carol", "dave")
 
@@ -107,6 +111,8 @@ def test_parameters_come_from_options_a_file_or_the_tables(tmp_path, capsys):
         (("localnet", "--lies", "gibberish"), "there is no lie"),
         (("localnet", "--byzantine", "some"), "--byzantine"),
         (("localnet", "--byzantine", "1", "--attack", "nonsense"), "there is no attack"),
+        (("localnet", "--attack", "nonsense"), "there is no attack"),
+        (("localnet", "--out", "/proc/x"), "/proc/x: No such file or directory"),
         (("node", "init", "x", "--name", "a", "--address", "h:99999"), "address"),
         (("localnet", "--nodes", "100000"), "1 to 10000 workers"),
         (("node", "init", "/proc/x", "--name", "a", "--address", "h:1"), "/proc/x"),
@@ -115,7 +121,32 @@ def test_parameters_come_from_options_a_file_or_the_tables(tmp_path, capsys):
 def test_mistakes_are_told_with_exit_code_2(arguments, said, capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert run(*arguments) == 2
-    assert said in capsys.readouterr().err
+    told = capsys.readouterr().err
+    assert said in told
+    assert "Errno" not in told
+
+
+def test_a_number_that_is_none_is_told_plainly(capsys):
+    with pytest.raises(SystemExit):
+        run("localnet", "--rounds", "0")
+    assert "--rounds: must be a whole number from 1 on; got '0'" in capsys.readouterr().err
+
+
+def test_the_help_names_every_lie(capsys):
+    with pytest.raises(SystemExit):
+        run("localnet", "--help")
+    told = capsys.readouterr().out
+    assert all(re.search(rf"\b{lie}\b", told) for lie in LIES)
+
+
+def test_a_finished_network_is_not_begun_again(tmp_path, capsys):
+    init_all(tmp_path)
+    folders = [tmp_path / name for name in NAMES]
+    beacon = ("--beacon", "draw", "--shape", "4")
+    assert run("network", "create", tmp_path / "net", "--members", *folders, *beacon) == 0
+    for again, said in (((), "holds a network already"), (("--beacon", "draw"), "exists already")):
+        assert run("network", "create", tmp_path / "net", *again) == 2
+        assert said in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -254,3 +285,15 @@ def _damage_is_found(network, capsys):
     database.close()
     assert run("node", "verify", network.of(3)) == 1
     assert "round 2: the certificate does not hold" in capsys.readouterr().err
+
+
+def test_a_new_settings_file_shows_the_true_defaults(tmp_path):
+    write_settings(tmp_path, name="a", listen="h:1", make_worker=DEMO_WORKER)
+    text = (tmp_path / "node.toml").read_text()
+    shown = tomllib.loads(re.sub(r"(?m)^# (?=\w+ = )", "", text))
+    examples = {"metrics", "stop_round", "stop_accuracy", "stop_date"}
+    plain = read_settings(tmp_path).model_dump()
+    for section in ("node", "worker", "timing", "training", "storage"):
+        assert set(shown[section]) == set(plain[section]), section
+        for key, value in shown[section].items():
+            assert key in examples or value == plain[section][key], key

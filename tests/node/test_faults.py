@@ -31,8 +31,8 @@ def healthy(network, *indices):
     network.audits(*nodes)
     for node in nodes:
         honest = {network.names[index] for index in nodes}
-        accused = {event["worker"] for event in network.events(node, "evidence")}
-        assert not honest & {network.names[worker] for worker in accused}
+        accused = {event["member"] for event in network.events(node, "evidence")}
+        assert not honest & accused
     return chains
 
 

@@ -88,7 +88,9 @@ def test_every_byte_that_counts_changes_the_identity(tmp_path):
         ("classes = 2", 'classes = "2"', "classes"),
         ("[data]", "[data]\nunknown = 1", "unknown"),
         ("byzantine = 1", "byzantine = 2", "3B"),
-        ("proposers = 4", "", "proposers"),
+        ("proposers = 4", "", "parameters.proposers: must be given"),
+        ('name = "trial"', 'name = "A trial"', "network.name = 'A trial': must be up to 32"),
+        ("127.0.0.1:5001", "5001", "members.1.address = '5001': must be HOST:PORT"),
         ("[network]", "network]", "not TOML"),
     ],
 )

@@ -59,10 +59,12 @@ def test_too_few_voters_need_numbers_by_hand():
     [
         ({"byzantine": 3}, "3B \\+ 1"),
         ({"byzantine": "many"}, "byzantine"),
-        ({"proposers": 0}, "parameters.proposers"),
+        ({"proposers": 0}, "parameters.proposers = 0: must be greater than or equal to 1"),
+        ({"proposers": 8}, "7 members cannot have 8 proposers"),
+        ({"voters": 99}, "7 members cannot have 99 voters"),
         ({"voters": "all"}, "parameters.voters"),
         ({"mode": "shuffle"}, "at least 50"),
-        ({"nonsense": 1}, "parameters.nonsense"),
+        ({"nonsense": 1}, "parameters.nonsense = 1: unknown key"),
         ({"learning_rates": []}, "parameters.learning_rates"),
     ],
 )

@@ -152,6 +152,7 @@ class Rig:
             timing=Timing(),
             log=Log("test", "error"),
             spent=Spent(),
+            names=["alice", "bob", "carol", "dave", "eve"],
             until=until,
         )
         gossip = Gossip(
@@ -449,4 +450,4 @@ def test_members_that_become_slow_are_named_in_the_log_once(capsys):
 
     asyncio.run(run())
     lines = [line for line in capsys.readouterr().err.splitlines() if "slow-members" in line]
-    assert [json.loads(line)["workers"] for line in lines] == [[3], []]
+    assert [json.loads(line)["members"] for line in lines] == [["dave"], []]

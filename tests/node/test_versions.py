@@ -130,3 +130,4 @@ def test_messages_of_a_foreign_version_are_dropped_and_it_is_said_once():
     assert all(getattr(event, "peer", None) != 1 for event in rig.player.events)
     (line,) = said.getvalue().splitlines()
     assert json.loads(line)["event"] == "version-refused"
+    assert json.loads(line)["member"] == "bob"

@@ -5,7 +5,14 @@ attack, model or data set of a given name exists, and whether a rule is feasible
 is known only further up: `holdout.experiments.plan` adds those checks to the same list of mistakes.
 """
 
-from holdout.config.parsing import Parsed, apply_settings, parse, read_file, with_defaults
+from holdout.config.parsing import (
+    Parsed,
+    apply_settings,
+    parse,
+    plain_message,
+    read_file,
+    with_defaults,
+)
 from holdout.config.sections import (
     AttackSection,
     Config,
@@ -35,6 +42,7 @@ __all__ = [
     "VoteSection",
     "apply_settings",
     "parse",
+    "plain_message",
     "read_file",
     "with_defaults",
 ]

@@ -178,7 +178,7 @@ def _describe(
     value = values.get(section, detail["input"])
     for name in names:
         value = value[name] if isinstance(value, Mapping) and name in value else detail["input"]
-    message = detail["msg"].removeprefix("Value error, ").replace("Input should", "must")
+    message = plain_message(detail)
     match detail["type"]:
         case "extra_forbidden":
             given = f" = {value!r}" if names else ""
@@ -197,6 +197,12 @@ def _describe(
                 "and start with a letter or digit"
             )
     return f"{key} = {value!r}: {message}"
+
+
+def plain_message(detail: ErrorDetails) -> str:
+    """What pydantic says of a mistake, in our words."""
+    message = detail["msg"].removeprefix("Value error, ")
+    return message.replace("Input should", "must").replace("String should", "must")
 
 
 def _suggest(section: str, names: Sequence[str]) -> str:

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from holdout.errors import LocalnetFailed, UserError
-from holdout.node.commands.parsing import EXIT_FAILURE, make_parser, positive, say
+from holdout.node.commands.parsing import EXIT_FAILURE, make_parser, positive, say, writing
+from holdout.node.localnet import LIES
 
 
 def add_localnet(commands: Any) -> None:
@@ -23,7 +24,7 @@ def add_localnet(commands: Any) -> None:
     local.add_argument(
         "--lies",
         default="coalition,equivocate",
-        help="coalition, equivocate, withhold, garbage, replay, impersonate, flood, silent",
+        help=f"what liars do, one or more of {', '.join(LIES)}; default: coalition,equivocate",
     )
     local.add_argument("--attack", default="sign-flip", help="the attack that liars propose")
     local.add_argument("--seed", type=int, default=0, help="draws data shards and first weights")
@@ -71,7 +72,8 @@ def _localnet(options: argparse.Namespace) -> int:
         page=_page_address(options.page),
     )
     try:
-        line = run(plan)
+        with writing():
+            line = run(plan)
     except UserError:
         with contextlib.suppress(OSError):
             plan.folder.rmdir()  # If nothing was made in it.

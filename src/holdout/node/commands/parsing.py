@@ -31,14 +31,10 @@ def folder_command(
 
 
 def positive(text: str) -> int:
-    """A number from 1 on."""
-    value = int(text)
-    if value < 1:
-        raise ValueError
-    return value
-
-
-positive.__name__ = "number from 1 on"  # What argparse calls it in its error message.
+    """A whole number from 1 on."""
+    if not text.strip().isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"must be a whole number from 1 on; got {text!r}")
+    return int(text)
 
 
 @contextlib.contextmanager

@@ -43,6 +43,8 @@ POLL_SECONDS = 0.5
 STOP_SECONDS = 10.0
 SHAPE, CLASSES = (1, 28, 28), 10
 PORTS = range(15_000, 32_000)
+ATTACK = "sign-flip"
+"""What liars propose, unless told otherwise."""
 LYING_WORKER = "holdout.node.demo:make_lying_worker"
 
 
@@ -55,7 +57,7 @@ class LocalnetPlan:
     byzantine: int = 0
     rounds: int = 20
     lies: Sequence[str] = ("coalition", "equivocate")
-    attack: str = "sign-flip"
+    attack: str = ATTACK
     seed: int = 0
     model: str = "mlp"
     learning_rate: float = 0.1
@@ -112,7 +114,7 @@ def prepare(plan: LocalnetPlan) -> list[LocalNode]:
             f"agreement needs n >= 3B + 1 nodes, of which B may lie; got n={plan.nodes},"
             f" B={plan.byzantine}"
         )
-    if plan.byzantine:
+    if plan.byzantine or plan.attack != ATTACK:
         from holdout.attacks import ATTACKS  # Slow to import, and needed by liars alone.
 
         if plan.attack not in ATTACKS:

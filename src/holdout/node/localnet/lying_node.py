@@ -21,6 +21,7 @@ from holdout.agreement import messages as msg
 from holdout.attacks.ballots import BallotView, coalition
 from holdout.errors import UserError
 from holdout.ids import Digest, ProposalId, WorkerId
+from holdout.node.localnet import LIES
 from holdout.node.membership.genesis import Network
 from holdout.node.membership.identity import Identity
 from holdout.node.network.transport import ZenohTransport
@@ -48,20 +49,6 @@ _WAITS = {
 }
 """What each timer ends the wait for."""
 
-LIES = (
-    "coalition",
-    "equivocate",
-    "withhold",
-    "garbage",
-    "replay",
-    "impersonate",
-    "flood",
-    "silent",
-    "late",
-    "just-in-time",
-    "nonsense",
-)
-"""docs/operating.md says what each one does."""
 _FALSIFIED = (msg.Kind.UPDATE, msg.Kind.BALLOT, msg.Kind.LEAD, msg.Kind.VOTE)
 
 

@@ -22,6 +22,7 @@ from typing import Annotated, Any, Literal, TypeVar
 import numpy as np
 import tomli_w
 from pydantic import Field, StringConstraints, ValidationError
+from pydantic_core import ErrorDetails
 
 from holdout.agreement.codec import blob, digest
 from holdout.agreement.ed25519 import Ed25519Verifier
@@ -30,7 +31,7 @@ from holdout.agreement.messages import WORKERS_MAX
 from holdout.agreement.params import Genesis, Mode, Params, RoleDraw, TallyRule, quorum_of_all
 from holdout.agreement.sizing import as_share
 from holdout.agreement.sortition import LOOKBACK, REFRESH
-from holdout.config import Section, Share
+from holdout.config import Section, Share, plain_message
 from holdout.errors import UserError
 from holdout.ids import Digest
 from holdout.node.membership.identity import NAME, commitment
@@ -41,11 +42,18 @@ PORT = r"[1-9][0-9]{0,3}|[1-5][0-9]{4}|6[0-4][0-9]{3}|65[0-4][0-9]{2}|655[0-2][0
 ADDRESS = re.compile(rf"(\[[0-9a-fA-F:.]+\]|[A-Za-z0-9.-]+):({PORT})")
 
 S = TypeVar("S", bound=Section)
-Hex32 = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
+HEX32 = "^[0-9a-f]{64}$"
+Hex32 = Annotated[str, StringConstraints(pattern=HEX32)]
 Count = Annotated[int, Field(ge=0, le=1 << 31)]
 Positive = Annotated[int, Field(ge=1, le=1 << 31)]
 MemberName = Annotated[str, StringConstraints(pattern=f"^{NAME.pattern}$")]
 Address = Annotated[str, StringConstraints(pattern=f"^{ADDRESS.pattern}$")]
+_PATTERNS = {
+    HEX32: "must be 64 hexadecimal digits",
+    f"^{NAME.pattern}$": "must be up to 32 lower-case letters, digits and inner hyphens",
+    f"^{ADDRESS.pattern}$": "must be HOST:PORT",
+}
+"""What to say of text that does not look as it should."""
 
 
 class Member(Section):
@@ -361,7 +369,20 @@ def read_section(kind: type[S], path: Path) -> S:
 
 def mistakes_in(error: ValidationError) -> list[str]:
     """What is wrong, one line for each key."""
-    return [f"{'.'.join(map(str, detail['loc']))}: {detail['msg']}" for detail in error.errors()]
+    return [_mistake(detail) for detail in error.errors()]
+
+
+def _mistake(detail: ErrorDetails) -> str:
+    key, value = ".".join(map(str, detail["loc"])), detail["input"]
+    match detail["type"]:
+        case "missing":
+            return f"{key}: must be given"
+        case "extra_forbidden":
+            said = "unknown key"
+        case _:
+            pattern = str(detail.get("ctx", {}).get("pattern"))
+            said = _PATTERNS.get(pattern, plain_message(detail))
+    return f"{key}: {said}" if isinstance(value, dict | list) else f"{key} = {value!r}: {said}"
 
 
 def _beacon(setup: Digest, members: Sequence[Member]) -> bytes:

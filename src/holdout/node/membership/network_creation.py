@@ -129,6 +129,8 @@ def create(
     elif parameters_file is not None or parameters:
         raise UserError(f"{folder / SETUP} exists: the parameters are chosen with --members, once")
     if public is None and not reveals:
+        if (folder / GENESIS).exists():
+            raise UserError(f"{folder} holds a network already")
         return (
             f"made {folder / SETUP}. Members look at it and reveal their shares of the beacon"
             f" (`holdout node reveal DIR {folder / SETUP} SHARE.toml`); then run"
@@ -294,6 +296,9 @@ def plan_parameters(n: int, given: Mapping[str, Any], rounds: int = ROUNDS) -> P
     # Check what is given before anything is derived from it, with placeholders for the rest.
     asked = _checked({**_PLACEHOLDERS, "byzantine": (n - 1) // 3, **given})
     liars = sizing.check_population(n, asked.byzantine)
+    for role in ("proposers", "voters", "leaders"):
+        if role in given and getattr(asked, role) > n:
+            raise UserError(f"{n} members cannot have {getattr(asked, role)} {role}")
     mode = Mode(asked.mode) if "mode" in given else sizing.usual_mode(n)
     draw, risk = RoleDraw(asked.role_draw), Risk(rounds=rounds)
     planned = sizing.sizes(n=n, f=asked.byzantine, risk=risk, mode=mode, role_draw=draw)
@@ -347,7 +352,8 @@ def _checked(values: Mapping[str, Any]) -> Parameters:
     try:
         return Parameters.model_validate(values)
     except ValidationError as error:
-        raise ConfigError([f"{TABLE}.{mistake}" for mistake in mistakes_in(error)]) from None
+        problems = [f"{TABLE}.{mistake}" for mistake in mistakes_in(error)]
+        raise ConfigError(problems, where="the parameters") from None
 
 
 def notes_on(params: Params, rounds: int = ROUNDS) -> tuple[str, ...]:

@@ -170,9 +170,9 @@ make_worker = "{make_worker}"
 [timing]
 # Milliseconds. A wait ends as soon as everybody has been heard; these limit the other waits.
 # delay = 500                     # a small message takes at most this long; 2000 across the world
-# propose_min = 500               # the shortest and the longest wait for gradients
+# propose_min = 100               # the shortest and the longest wait for gradients
 # propose_max = 60000
-# vote_min = 500                  # the shortest and the longest wait for ballots
+# vote_min = 100                  # the shortest and the longest wait for ballots
 # vote_max = 60000
 # fetch = 500                     # how long it takes to fetch a block
 # validate_block = 500            # how long it takes to recompute a block

@@ -25,13 +25,14 @@ from cryptography import x509
 from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
 from holdout.agreement import aggregate
-from holdout.errors import LearnerFailed, UserError
+from holdout.errors import LearnerFailed, StoreError, UserError
 from holdout.node.logs import Log
 from holdout.node.membership.identity import CERTIFICATE, TLS, WARN_BEFORE, read_identity
 from holdout.node.membership.members import KEYS
 from holdout.node.membership.settings import NodeSettings, read_settings
 from holdout.node.runtime.folder import Folder, has_joined, read_folder
 from holdout.node.runtime.learner_client import LearnerClient
+from holdout.node.storage.audit import opened
 from holdout.node.storage.folder_lock import locked_if_free
 
 CONNECT_SECONDS = 3.0
@@ -88,6 +89,7 @@ def check_node(path: Path) -> list[Finding]:
     except UserError as error:
         return [*found, Finding("network", CheckResult.WRONG, str(error))]
     found += _look("network", lambda: _network(folder))
+    found += _look("store", lambda: _store(folder))
     found += _look("certificate", lambda: _certificate(folder))
     found += _look("peers", lambda: _peers(folder))
     found += _look("worker", lambda: iter(asyncio.run(_worker(folder))))
@@ -162,6 +164,10 @@ def _port(settings: NodeSettings, *, free: bool) -> Iterator[Finding]:
     wanted = {"listen": settings.node.listen}
     if settings.node.metrics is not None:
         wanted["metrics"] = settings.node.metrics
+    if settings.node.metrics == settings.node.listen:
+        said = f"listen and metrics are one address, {settings.node.listen}; each needs its own"
+        yield Finding("port", CheckResult.WRONG, said)
+        return
     for key, address in wanted.items():
         if not free:
             yield Finding("port", CheckResult.NOTE, f"{address} ({key}) not tried: the node runs")
@@ -193,9 +199,20 @@ def _network(folder: Folder) -> Iterator[Finding]:
         CheckResult.OK,
         f"{network.file.model.name}, {params.dimension:,} weights, as agreed",
     )
-    if not (folder.path / "store").exists():
-        said = "is gone; the node starts as one that has lost its memory"
+
+
+def _store(folder: Folder) -> Iterator[Finding]:
+    """Look into the store as an audit does; without a sound one the node has lost its memory."""
+    try:
+        with opened(folder.path) as (store, _):
+            said = f"sound, up to round {store.height()}"
+    except StoreError as error:
+        yield Finding("store", CheckResult.WRONG, str(error))
+    except UserError as error:
+        said = f"{error}: the node starts as one that has lost its memory"
         yield Finding("store", CheckResult.NOTE, said)
+    else:
+        yield Finding("store", CheckResult.OK, said)
 
 
 def _certificate(folder: Folder) -> Iterator[Finding]:

@@ -8,6 +8,7 @@ import asyncio
 import contextlib
 import json
 import os
+import signal
 import struct
 import sys
 from collections.abc import Sequence
@@ -126,7 +127,7 @@ class LearnerClient:
             except TimeoutError:
                 await self._fail(f"took longer than {self._seconds_max:g} s")
             except (OSError, ValueError, asyncio.IncompleteReadError):
-                await self._fail("ended unexpectedly")
+                await self._fail(f"ended unexpectedly{await _how_it_ended(process)}")
             except asyncio.CancelledError:
                 # Half an answer may be left in the pipe.
                 await self.close()
@@ -156,7 +157,7 @@ class LearnerClient:
             async with asyncio.timeout(min(START_SECONDS_MAX, max(60.0, self._seconds_max))):
                 answer, _ = await _read(process)
         except (OSError, ValueError, asyncio.IncompleteReadError):  # TimeoutError is an OSError.
-            await self._fail("did not start")
+            await self._fail(f"did not start{await _how_it_ended(process)}")
         except asyncio.CancelledError:
             await self.close()
             raise
@@ -206,6 +207,20 @@ class LearnerClient:
         await kill(process)
         if self._printing is not None:
             self._printing.cancel()
+
+
+async def _how_it_ended(process: asyncio.subprocess.Process) -> str:
+    """With what exit code or signal a process ended, if it has ended."""
+    end = asyncio.get_running_loop().time() + END_SECONDS_MAX
+    # Not `wait`, which also waits until nobody holds the process's pipes any more.
+    while process.returncode is None and process.stdout is not None and process.stdout.at_eof():
+        if asyncio.get_running_loop().time() > end:
+            break
+        await asyncio.sleep(0.01)
+    code = process.returncode
+    if code is None:
+        return ""
+    return f": exit code {code}" if code >= 0 else f": ended by {signal.Signals(-code).name}"
 
 
 async def kill(process: asyncio.subprocess.Process) -> None:

@@ -137,6 +137,7 @@ class _Node:
             timing=timing,
             log=self.log,
             spent=self.spent,
+            names=[member.name for member in folder.network.members],
             until=until,
         )
         self.service.evidence.update(worker for worker, _, _ in store.evidence())

@@ -76,11 +76,12 @@ class Service:
         timing: Timing,
         log: Log,
         spent: Spent,
+        names: Sequence[str],
         until: int | None = None,
     ) -> None:
         """Get ready to run as the member at place `worker`; `attach` adds the network.
 
-        With `until`, the node takes part up to that round.
+        The log calls members by their `names`. With `until`, the node takes part up to that round.
         """
         self._params = genesis.params
         self.worker = worker
@@ -90,6 +91,7 @@ class Service:
         self._learner = learner
         self._timing = timing
         self._log = log
+        self._names = names
         self.spent = spent
         self._until = until
         self.counters = Counters()
@@ -222,9 +224,9 @@ class Service:
         self.gossip.handle(sender, data)
         why = self.gossip.foreign(sender)
         if why is not None and self.gossip.spoken.get(sender) != told:
-            self._log.error("version-refused", worker=sender, why=why)
+            self._log.error("version-refused", member=self._names[sender], why=why)
         if sender in self.gossip.left and not before:
-            self._log.info("peer-left", worker=sender)
+            self._log.info("peer-left", member=self._names[sender])
             self._look_who_is_away()
 
     async def _rest(self) -> None:
@@ -336,7 +338,7 @@ class Service:
         slow = self.player.waits.slow()
         if slow != self._slow:
             self._slow = slow
-            self._log.warning("slow-members", workers=list(slow))
+            self._log.warning("slow-members", members=[self._names[place] for place in slow])
 
     def _look_who_is_away(self) -> None:
         """Tell the player whom it need not wait for: they left, flood, or have no connection."""
@@ -347,7 +349,7 @@ class Service:
     def _report(self, action: ev.ReportEvidence) -> None:
         kind = action.evidence.first.kind
         self.evidence[action.worker] += 1
-        self._log.warning("evidence", worker=action.worker, kind=kind.name.lower())
+        self._log.warning("evidence", member=self._names[action.worker], kind=kind.name.lower())
         self._begin(self._archive.add_evidence(action))
 
     def _commit(self, action: ev.Commit) -> None:

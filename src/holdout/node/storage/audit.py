@@ -22,7 +22,7 @@ from holdout.agreement.keys import Verifier
 from holdout.agreement.messages import Finished, VoteStep
 from holdout.agreement.params import Genesis
 from holdout.agreement.wire import Unverified
-from holdout.errors import AuditError, InvalidMessage, UserError
+from holdout.errors import AuditError, InvalidMessage, StoreError, UserError
 from holdout.ids import Digest
 from holdout.node.membership.genesis import GENESIS, Network
 from holdout.node.membership.model_files import save_model
@@ -44,7 +44,7 @@ def opened(folder: Path) -> Iterator[tuple[Store, Network]]:
         if damage is not None:
             raise UserError(f"the store in {folder / FOLDER} is damaged: {damage}")
         if store.chain() != network.genesis.chain:
-            raise UserError(f"the store in {folder / FOLDER} belongs to another network")
+            raise StoreError(f"the store in {folder / FOLDER} belongs to another network")
         yield store, network
 
 
