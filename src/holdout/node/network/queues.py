@@ -125,6 +125,8 @@ class Allowance:
 
 FLOOD_SECONDS = (4.0, 120.0)
 """How long a flooding sender loses its allowance: at first, then doubled each time, at most."""
+HALVED_MAX = 5
+"""How often the surplus that counts as a flood is halved, for one that was caught before."""
 FORGIVEN_SECONDS = 600.0
 """After this long without a flood, a sender counts as one that was never caught."""
 
@@ -153,7 +155,8 @@ class Meter:
     """Charges what each sender sends to its allowance.
 
     A sender whose surplus is as large as its whole allowance is flooding. It loses the allowance
-    for a while, for longer each time; until then everything that it sends is dropped.
+    for a while, for longer each time; until then everything that it sends is dropped, and nothing
+    is earned. Afterwards it is caught again the sooner: each time, half the surplus is enough.
     """
 
     def __init__(self, allowance: Allowance, clock: Callable[[], float]) -> None:
@@ -205,7 +208,7 @@ class Meter:
         account = self._accounts.get(sender)
         if account is None:
             account = self._accounts[sender] = _Account(rule.messages_burst, rule.bytes_burst, now)
-        passed = now - account.updated
+        passed = max(0.0, now - max(account.updated, account.barred_until))
         account.updated = now
         account.messages = min(rule.messages_burst, account.messages + passed * rule.messages_rate)
         account.size = min(rule.bytes_burst, account.size + passed * rule.bytes_rate)
@@ -215,11 +218,11 @@ class Meter:
 
     def _dropped(self, account: _Account) -> None:
         account.surplus += 1
-        if account.surplus < self._allowance.messages_burst:
-            return
-        first, last = FLOOD_SECONDS
         if account.updated - account.barred_until > FORGIVEN_SECONDS:
             account.caught = 0
+        if account.surplus < self._allowance.messages_burst >> min(account.caught, HALVED_MAX):
+            return
+        first, last = FLOOD_SECONDS
         account.barred_until = account.updated + min(first * 2.0**account.caught, last)
         account.caught += 1
         account.surplus = 0
