@@ -223,12 +223,20 @@ def test_every_panel_shows_a_running_network_and_no_alert_fires(make_network, tm
             target["expr"].replace("$node", ".*").replace("[5m]", "[10s]")
             for panel in board["panels"]
             for target in panel["targets"]
-            # Nothing is dropped in a healthy network.
-            if "dropped" not in target["expr"]
         }
-        network.wait(lambda: all(ask("query", query=asked)["result"] for asked in wanted), 60)
+        # Nothing is dropped in a healthy network, and these workers measure nothing.
+        wanted = {asked for asked in wanted if not re.search("_dropped_|_accuracy", asked)}
+
+        def all_shown():
+            wanted.difference_update(
+                [asked for asked in wanted if ask("query", query=asked)["result"]]
+            )
+            return not wanted
+
+        network.wait(all_shown, 60)
         assert {target["health"] for target in ask("targets")["activeTargets"]} == {"up"}
-        assert ask("alerts")["alerts"] == []
+        firing = [alert for alert in ask("alerts")["alerts"] if alert["state"] == "firing"]
+        assert firing == []
         assert len(ask("rules")["groups"][0]["rules"]) == 13
     finally:
         server.terminate()
@@ -297,6 +305,7 @@ def test_the_container_is_small_and_not_root():
     assert all(stage.endswith("-slim") for stage in stages)
     last = text.rpartition("FROM ")[2]
     assert "pip install" not in last
+    assert "__pycache__" not in text  # Without bytecode each start takes twice as long.
     assert re.search(r"^USER (?!0\b|root\b)\S+", last, re.MULTILINE)
     copied = re.search(r"^COPY (.*) \./$", text, re.MULTILINE)[1].split()
     assert all((DEPLOY.parent / name).exists() for name in copied)
