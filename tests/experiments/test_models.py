@@ -227,16 +227,22 @@ def test_names_that_no_file_can_have_are_kept_all_the_same(data, tmp_path):
 
 
 def test_export_writes_the_file_that_was_asked_for(kept, tmp_path, capsys):
-    out = tmp_path / "model.safetensors"
+    told = ""
     for flags, name in [
         (["--seed", "0"], "holdout-bomb-seed-0"),
         (["--seed", "10", "--round", "2"], "holdout-bomb-seed-10-round-000002"),
         (["--seed", "10", "--round", "3"], "holdout-bomb-seed-10"),
         (["--seed", "0", "--attack", "none", "--rule", "mean"], "mean-none-seed-0"),
     ]:
-        assert run_command(["export", str(kept.folder), "--rule", "holdout", *flags, str(out)]) == 0
-        assert out.read_bytes() == models(kept.folder)[f"{name}.safetensors"]
-    assert "holdout (bomb, seed 10), round 2, model mlp" in capsys.readouterr().out
+        out = tmp_path / f"{name}.safetensors"
+        asked = ["export", str(kept.folder), "--rule", "holdout", *flags, str(out)]
+        assert run_command(asked) == 0
+        assert out.read_bytes() == models(kept.folder)[out.name]
+        assert run_command(asked) == 2
+        printed = capsys.readouterr()
+        assert f"{out} is there already" in printed.err
+        told += printed.out
+    assert "holdout (bomb, seed 10), round 2, model mlp" in told
 
 
 @pytest.mark.parametrize(

@@ -45,6 +45,8 @@ def _export(options: argparse.Namespace) -> None:
     read(path)  # A damaged file is not passed on.
     if options.out.is_dir():
         raise UserError(f"{options.out} is a folder; name a file")
+    if options.out.exists():
+        raise UserError(f"{options.out} is there already; name another file or remove it")
     if not options.out.parent.is_dir():
         raise UserError(f"{options.out.parent} is not a folder")
     write_atomic(options.out, path.read_bytes())
