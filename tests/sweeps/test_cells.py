@@ -5,6 +5,7 @@ import io
 import re
 
 import pytest
+from matplotlib.figure import Figure
 from tests import tiny
 from tests.sweeps import rig
 
@@ -167,6 +168,24 @@ def test_pictures_are_the_same_bytes_twice(cells):
     assert first == second
     assert first["png"].startswith(b"\x89PNG")
     assert first["pdf"].startswith(b"%PDF")
+
+
+@pytest.mark.parametrize("columns", ["federation.byzantine", "training.learning_rate"])
+def test_the_title_of_a_picture_is_not_cut_off(data, tmp_path, monkeypatch, columns):
+    grid = {**GRID, "training.learning_rate": [0.1]}
+    store = CurveStore(tmp_path)
+    sweep = rig.values(data, grid=grid, sweep={"columns": columns})
+    narrow = gather(rig.filled(sweep, store, by_attack), store, {})
+    drawn = []
+    monkeypatch.setattr(Figure, "savefig", lambda figure, *_, **__: drawn.append(figure))
+    heatmaps(narrow)
+    (title,) = drawn[0].texts
+    assert "worst of 2 attacks; one seed." in worst_md(narrow, [])
+    assert " ".join(title.get_text().split()).endswith("under the worst of 2 attacks; one seed")
+    box, width = title.get_window_extent(), drawn[0].bbox
+    panels = [axes.get_tightbbox() for axes in drawn[0].axes]
+    assert 0 <= box.x0 < box.x1 <= width.x1
+    assert max(panel.y1 for panel in panels) < box.y0 < box.y1 <= width.y1
 
 
 def test_the_page_is_one_offline_file_with_a_button_a_cell(cells):

@@ -32,6 +32,8 @@ BASE = {"experiment": {"rules": ["mean", "krum"], "seeds": [0, 1]}, "grid": GRID
         ({"grid": {"a.b.c": [1]}}, "no key of the config has that many parts"),
         ({"grid": {"attack.name": ["alie"]}}, "sets attack.name, as does grid.attack"),
         ({"federation": {"byzantine": 0.1}}, "is an axis of [grid], too"),
+        ({"experiment": {"rules": ["krum"] * 2}}, "['krum', 'krum']: must name each rule once"),
+        ({"experiment": {"seeds": [4, 4]}}, "experiment.seeds = [4, 4]: must name each seed once"),
         ({"grid": 3}, "grid = 3: must be a section"),
         ({"sweep": {"worst": ["attack"]}}, "sweep.worst = ['attack']: unknown key; the keys are"),
         ({"sweep": {"worst_over": ["data"]}}, "'data' is no axis; the axes are federation.byz"),
@@ -111,6 +113,19 @@ def test_settings_reach_every_part_of_a_file():
     assert file.base["experiment"]["rounds"] == 7
     assert file.axes[0].values == (0.3,)
     assert file.settings.measure == "best"
+
+
+def test_settings_are_put_over_what_is_quick_too():
+    quick = {"experiment": {"rounds": 3}, "grid": {"federation.byzantine": [0.3]}}
+    settings = ["experiment.rounds=7", "grid.federation.byzantine=[0.4]"]
+    file = read_sweep({**BASE, "quick": quick}, quick=True, settings=settings)
+    assert (file.base["experiment"]["rounds"], file.axes[0].values) == (7, (0.4,))
+
+
+@pytest.mark.parametrize("part", ["quick", "variants"])
+def test_a_setting_that_would_not_be_heeded_is_refused(part):
+    with pytest.raises(ConfigError, match=rf"\[{part}\] is changed in the file alone"):
+        read_sweep({**BASE, part: {}}, settings=[f"{part}.experiment.rounds=3"])
 
 
 def test_what_a_folder_keeps_reads_back_as_the_same_sweep():

@@ -76,8 +76,10 @@ def test_each_cell_is_told_as_a_single_run_tells_it(data, whole):
     assert at.is_covered is (min(shares) > 4 / 6)
     assert at.proposers == attacked.proposers
     page = (whole.folder / "sweep.html").read_text()
-    # Below each of the four maps, in both columns.
-    assert page.count('class="like"') == 4
+    # Beside each of the four maps, a row for each of its two columns.
+    maps = re.findall(r'</tbody></table><table class="like">(.*?)</table></div>', page)
+    assert len(maps) == 4
+    assert all(re.findall(r'<th scope="row">(.*?)</th>', one) == ["0.2", "0.4"] for one in maps)
     assert page.count("needs c &gt; 67 %") == 4
     assert page.count('aria-label="Share of voters that can judge each class') == 8
     assert "Under the worst attack: G" in page

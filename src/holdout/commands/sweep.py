@@ -106,15 +106,14 @@ def _byzfl_values(options: argparse.Namespace) -> Mapping[str, Any]:
 def _sweep(options: argparse.Namespace) -> int:
     values = _values(options)
     from holdout.sweeps.runner import prepare
-    from holdout.sweeps.sweep_file import apply_sweep_settings
     from holdout.terminal import print_sweep, sweeping
 
-    values = apply_sweep_settings(values, options.settings)
     # The folder of a quick cut holds the cut itself.
     quick = options.quick and options.sweep is not None
     with sweeping() as watch:
         prepared = prepare(
             values,
+            settings=options.settings,
             quick=quick,
             out=options.out,
             store=options.store,

@@ -22,11 +22,11 @@ HEAD = (
     "among voters",
 )
 LINES = ("G², B²", "can judge a class", "c (1 − f) > f", "liars drawn")
-"""The lines below a heat map."""
+"""The columns beside a heat map."""
 BAR, HEIGHT, CLASSES_MAX = 7, 30, 20
 """More bars than these would be wider than a cell."""
 PLACES_MAX = 120
-"""With more cells a rule the lines would stand so often that a page takes too long to load."""
+"""With more cells a rule it would stand so often that a page takes too long to load."""
 
 
 class ConditionsView:
@@ -43,27 +43,32 @@ class ConditionsView:
         """Whether there is anything to tell."""
         return any(at.is_known for at in self.at.values())
 
-    def stands_below(self, layout: MapLayout) -> bool:
-        """Whether it stands below the heat maps: where a column is one cell of every rule."""
+    def stands_beside(self, layout: MapLayout) -> bool:
+        """Whether it stands beside the heat maps: where a column is one cell of every rule."""
         return self.is_known and layout.compares_rules and len(self.at) <= PLACES_MAX
 
-    def lines(self, layout: MapLayout, panel: Heading) -> str:
-        """What stands below a heat map, column by column."""
-        if not self.stands_below(layout):
+    def beside(self, layout: MapLayout, panel: Heading) -> str:
+        """What stands beside a heat map: a row for each of its columns."""
+        if not self.stands_beside(layout):
             return ""
         row = layout.rows[0]
-        places = [layout.cell(self.cells, panel, row, column).place for column in layout.columns]
-        told = [self._told(place) for place in places]
+        heads = "".join(
+            f'<th scope="col">{html.escape(title)}</th>' for title in (layout.column_title, *LINES)
+        )
         body = [
-            f'<tr><th scope="row">{html.escape(title)}</th>'
-            + "".join(f"<td>{texts[line]}</td>" for texts in told)
+            f'<tr><th scope="row">{html.escape(column.label)}</th>'
+            + "".join(f"<td>{text}</td>" for text in self._told(place))
             + "</tr>"
-            for line, title in enumerate(LINES)
+            for column in layout.columns
+            for place in [layout.cell(self.cells, panel, row, column).place]
         ]
-        return f'<tfoot class="like">{"".join(body)}</tfoot>'
+        return (
+            '<table class="like"><caption>What the columns are like</caption>'
+            f"<thead><tr>{heads}</tr></thead><tbody>{''.join(body)}</tbody></table>"
+        )
 
     def _told(self, place: Point) -> list[str]:
-        """The lines of one column."""
+        """What there is to tell of one column."""
         at = self.at[place]
         judges = f"{_picture(at)}{_lines(f'least {_least(at)}', f'median {_median(at)}')}"
         drawn = [f"{who} {_drawn(told)}" for who, told in _groups(at)]
@@ -75,10 +80,10 @@ class ConditionsView:
         ]
 
     def about(self, layout: MapLayout) -> str:
-        """What the lines below the maps mean."""
+        """What the numbers beside the maps mean."""
         if not self.is_known:
             return ""
-        where = "Below each column" if self.stands_below(layout) else "What the cells are like"
+        where = "Beside each map" if self.stands_beside(layout) else "What the cells are like"
         return (
             f"{where}: how much the updates of honest workers differ (G² and B², "
             f"{'of the mean without attack' if self.cells.file.has_baseline else 'of all curves'}, "
@@ -89,8 +94,8 @@ class ConditionsView:
         )
 
     def table(self, layout: MapLayout) -> str:
-        """The same as a table, where it does not stand below the maps."""
-        if not self.is_known or self.stands_below(layout):
+        """The same as one table, where it does not stand beside the maps."""
+        if not self.is_known or self.stands_beside(layout):
             return ""
         inner = table_html(["cell", *HEAD], self.rows())
         return (

@@ -25,7 +25,9 @@ CELL_WIDTH, CELL_HEIGHT = 1.05, 0.46
 LABEL_INCHES = 0.078
 """The width of a letter of a row's name."""
 WIDTH_MAX = 14.0
-HEAD_INCHES = 0.3
+LINE_INCHES, HEAD_LETTER = 0.16, 0.07
+"""The height of a line of the title, and the width of its letters."""
+MARGIN = 0.14
 ATTACK_CHARACTERS = 19
 SETTINGS: list[Any] = [
     "default",
@@ -66,25 +68,29 @@ def _figure(cells: Cells) -> Figure:
     width = left + across * (panel_width + 0.25) + 0.9
     titled = 0.26 if any(panel.label for panel in layout.panels) else 0.05
     panel_height = CELL_HEIGHT * len(layout.rows)
-    height = down * (panel_height + titled + 0.5) + HEAD_INCHES
+    title = _title(cells, measure, int((width - MARGIN) / HEAD_LETTER))
+    head = MARGIN + LINE_INCHES * len(title)
+    height = down * (panel_height + titled + 0.5) + head
     figure = Figure(figsize=(width, height), dpi=DPI)
     for number, panel in enumerate(layout.panels):
         row, column = divmod(number, across)
         x = left + column * (panel_width + 0.25)
-        y = height - HEAD_INCHES - titled - panel_height - row * (panel_height + titled + 0.5)
+        y = height - head - titled - panel_height - row * (panel_height + titled + 0.5)
         axes = figure.add_axes((x / width, y / height, panel_width / width, panel_height / height))
         _draw_panel(axes, cells, layout, panel, measure, first=column == 0)
-    _draw_scale(figure, cells, (left + across * (panel_width + 0.25), width, height, panel_height))
-    _draw_head(figure, cells, measure, left / width, height)
+    at = (left + across * (panel_width + 0.25), width, height, panel_height, head)
+    _draw_scale(figure, cells, at)
+    where = (MARGIN / width, 1 - MARGIN / 2 / height)
+    figure.text(*where, "\n".join(title), ha="left", va="top", fontsize=9)
     return figure
 
 
-def _draw_head(figure: Figure, cells: Cells, measure: Measure, x: float, height: float) -> None:
+def _title(cells: Cells, measure: Measure, letters: int) -> list[str]:
+    """What is shown, in lines as long as a picture is wide."""
     seeds, lies = len(cells.file.seeds), len(cells.file.over(cells.file.worst))
     worst = f"under the worst of {lies} attacks" if lies > 1 else "under attack"
     over = f"mean ± sd of {seeds} seeds" if seeds > 1 else "one seed"
-    text = f"Test {cells.metric.name} {WORDS[measure]}, {worst}; {over}"
-    figure.text(x, 1 - 0.16 / height, text, ha="left", va="center", fontsize=9)
+    return textwrap.wrap(f"Test {cells.metric.name} {WORDS[measure]}, {worst}; {over}", letters)
 
 
 def _draw_panel(
@@ -142,14 +148,16 @@ def _draw_cell(
     axes.text(x + 0.5, y + 0.74, _plain(attack), ha="center", va="center", fontsize=6.2, color=ink)
 
 
-def _draw_scale(figure: Figure, cells: Cells, place: tuple[float, float, float, float]) -> None:
-    x, width, height, panel_height = place
+def _draw_scale(
+    figure: Figure, cells: Cells, place: tuple[float, float, float, float, float]
+) -> None:
+    x, width, height, panel_height, head = place
     metric = cells.metric
     tall = min(2.2, panel_height)
     axes = figure.add_axes(
         (
             (x + 0.05) / width,
-            (height - HEAD_INCHES - 0.26 - tall) / height,
+            (height - head - 0.26 - tall) / height,
             0.12 / width,
             tall / height,
         )

@@ -174,7 +174,7 @@ def _maps(
     view: ConditionsView,
 ) -> str:
     return "".join(
-        _panel(cells, layout, panel, kind, numbers, below=view.lines(layout, panel))
+        _panel(cells, layout, panel, kind, numbers, beside=view.beside(layout, panel))
         for panel in layout.panels
     )
 
@@ -186,7 +186,7 @@ def _panel(
     kind: str,
     numbers: Mapping[int, int],
     *,
-    below: str,
+    beside: str,
 ) -> str:
     heads = "".join(f'<th scope="col">{html.escape(c.label)}</th>' for c in layout.columns)
     over = (
@@ -203,8 +203,8 @@ def _panel(
     caption = f"<caption>{html.escape(panel.label)}</caption>" if panel.label else ""
     first = f'<tr><th scope="col">{html.escape(layout.row_title)}</th>{heads}</tr>'
     return (
-        f'<table class="map">{caption}<thead>{over}{first}</thead>'
-        f"<tbody>{''.join(rows)}</tbody>{below}</table>"
+        f'<div class="panel"><table class="map">{caption}<thead>{over}{first}</thead>'
+        f"<tbody>{''.join(rows)}</tbody></table>{beside}</div>"
     )
 
 

@@ -16,7 +16,7 @@ from holdout.sweeps.estimates import CurvePace, duration, spread_over
 from holdout.sweeps.grid import SweepFile
 from holdout.sweeps.outputs import write_outputs
 from holdout.sweeps.planning import Curves, SweepPlan, WantedCurve, plan_sweep
-from holdout.sweeps.sweep_file import apply_sweep_settings, read_sweep
+from holdout.sweeps.sweep_file import read_sweep
 from holdout.sweeps.sweep_folder import STORE, open_folder, refuse_another, write_failed
 from holdout.sweeps.tables import table_rows
 from holdout.sweeps.workforce import FailedCurve, SweepProgress, run_curves
@@ -139,8 +139,15 @@ def sweep(
         ...     holdout.sweep(setting, out=f"{folder}/shares").rows[0]["attack.name"]
         'sign-flip'
     """
-    values = apply_sweep_settings(values_of(config), list(settings))
-    prepared = prepare(values, quick=quick, out=out, store=store, jobs=jobs, resume=resume)
+    prepared = prepare(
+        values_of(config),
+        settings=settings,
+        quick=quick,
+        out=out,
+        store=store,
+        jobs=jobs,
+        resume=resume,
+    )
     return prepared.run(yes=yes, watch=watch or (lambda _: None), say=say or (lambda _: None))
 
 
@@ -293,6 +300,7 @@ class Prepared:
 def prepare(
     values: Mapping[str, Any],
     *,
+    settings: Sequence[str] = (),
     quick: bool = False,
     out: Path | str | None = None,
     store: Path | str | None = None,
@@ -302,7 +310,7 @@ def prepare(
     """Check a sweep and plan it; nothing is written."""
     if jobs is not None and jobs < 1:
         raise UserError(f"jobs must be at least 1; got {jobs}")
-    file = read_sweep(values, quick=quick)
+    file = read_sweep(values, quick=quick, settings=settings)
     name = f"{file.name}{'-quick' * quick}"
     folder = Path(out) if out is not None else RUNS / name
     if out is None and resume:

@@ -41,12 +41,15 @@ QUICK_ROUNDS = 10
 """By how much `--quick` divides the rounds where a file does not say what is quick."""
 
 
-def read_sweep(values: Mapping[str, Any], *, quick: bool = False) -> SweepFile:
+def read_sweep(
+    values: Mapping[str, Any], *, quick: bool = False, settings: Sequence[str] = ()
+) -> SweepFile:
     """A sweep from nested plain values, as TOML gives them; a ConfigError has all mistakes.
 
     Args:
         values: The sweep file.
         quick: Whether to lay its `[quick]` over it.
+        settings: What `--set` puts over both.
 
     Example:
         >>> file = read_sweep({
@@ -62,7 +65,7 @@ def read_sweep(values: Mapping[str, Any], *, quick: bool = False) -> SweepFile:
     laid_over = values.pop(QUICK, None)
     if quick:
         values = _with_quick(values, laid_over)
-    return _Reader(values).read()
+    return _Reader(apply_sweep_settings(values, settings)).read()
 
 
 def apply_sweep_settings(values: Mapping[str, Any], settings: Sequence[str]) -> Values:
@@ -73,6 +76,7 @@ def apply_sweep_settings(values: Mapping[str, Any], settings: Sequence[str]) -> 
         ...                      ["grid.data.alpha=[0.1, 0.5]", "experiment.rounds=3"])
         {'experiment': {'rounds': 3}, 'grid': {'data.alpha': [0.1, 0.5]}}
     """
+    _refuse_parts(settings)
     others = {key: value for key, value in values.items() if key in (GRID, VARIANTS, QUICK)}
     plain = {key: value for key, value in values.items() if key not in others}
     of_grid = [setting for setting in settings if setting.startswith(f"{GRID}.")]
@@ -86,6 +90,18 @@ def apply_sweep_settings(values: Mapping[str, Any], settings: Sequence[str]) -> 
             found[key.strip()] = read_value(text.strip())
         others[GRID] = found
     return {**result, **others}
+
+
+def _refuse_parts(settings: Sequence[str]) -> None:
+    """Refuse settings of parts that none can reach, instead of leaving them unheeded."""
+    problems = [
+        f"--set {setting}: [{part}] is changed in the file alone"
+        for setting in settings
+        for part in (VARIANTS, QUICK)
+        if setting.partition("=")[0].strip().partition(".")[0] == part
+    ]
+    if problems:
+        raise ConfigError(problems, where="the sweep")
 
 
 def _with_quick(values: Values, laid_over: Any) -> Values:
@@ -197,7 +213,12 @@ class _Reader:
         return [axis.key for axis in self.axes if axis.path[0] == ATTACK]
 
     def _check_base(self) -> None:
-        """A key has one place: in the config or in the grid, and there on one axis."""
+        """A rule or a seed is there once; a key stands in the config or on one axis."""
+        for name in ("rules", "seeds"):
+            listed = getattr(parse(self.base).config.experiment, name)
+            if len(set(listed)) < len(listed):
+                each = name.removesuffix("s")
+                self.problems.append(f"experiment.{name} = {listed}: must name each {each} once")
         taken: dict[str, str] = {}
         for axis in self.axes:
             for key in sorted(axis.keys):

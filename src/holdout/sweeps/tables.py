@@ -138,10 +138,10 @@ def worst_md(cells: Cells, failed: Sequence[FailedCurve]) -> str:
     """Each rule's worst attack in each cell, and what could not be run, in Markdown."""
     metric, measure = cells.metric, cells.file.settings.measure
     lines = [f"# {cells.file.name}: the worst attack of each rule", ""]
-    adversary = _adversary(cells)
+    adversary, seeds = _adversary(cells), len(cells.file.seeds)
+    over = f"mean over {seeds} seeds ± standard deviation" if seeds > 1 else "one seed"
     lines += [
-        f"Test {metric.name} {WORDS[measure]} under {adversary}; mean over "
-        f"{len(cells.file.seeds)} seed{'s' * (len(cells.file.seeds) != 1)} ± standard deviation.",
+        f"Test {metric.name} {WORDS[measure]} under {adversary}; {over}.",
         "",
     ]
     lines += ["## Which rule stands best", ""]
