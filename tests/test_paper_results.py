@@ -18,6 +18,7 @@ import paper_queue as work_queue
 import paper_results as results
 import paper_tables as tables
 import pytest
+import sweep_pages
 from pydantic import ValidationError
 from tests import tiny
 
@@ -41,7 +42,7 @@ def test_a_page_holds_exactly_what_the_results_give(page):
 
 
 def test_every_page_of_results_is_generated():
-    made_elsewhere = {flower_attacks.PAGE.name}
+    made_elsewhere = {flower_attacks.PAGE.name, *(f"{name}.md" for name in sweep_pages.TEXTS)}
     found = {path.name for path in RESULTS.rglob("*.md")}
     assert sorted(found - made_elsewhere) == PAGES
 
@@ -49,6 +50,20 @@ def test_every_page_of_results_is_generated():
 def test_the_page_on_flower_holds_exactly_what_its_lines_give():
     lines = flower_attacks.read(flower_attacks.LINES)
     assert flower_attacks.page(lines) == flower_attacks.PAGE.read_text("utf-8")
+
+
+@pytest.mark.parametrize("name", sweep_pages.TEXTS)
+def test_the_page_of_a_sweep_holds_exactly_what_its_table_gives(name):
+    assert sweep_pages.page(name) == (RESULTS / f"{name}.md").read_text("utf-8")
+
+
+def test_a_sweep_that_was_changed_or_has_failed_curves_is_not_published(tmp_path):
+    kept = (sweep_pages.KEPT / "vote-family.toml").read_text("utf-8")
+    for text in (kept.replace("rounds = 30", "rounds = 3"), kept):
+        (tmp_path / "sweep.toml").write_text(text, "utf-8")
+        (tmp_path / "failed.json").write_text("[]", "utf-8")
+        with pytest.raises(SystemExit, match="another sweep" if text != kept else "are missing"):
+            sweep_pages.keep(tmp_path)
 
 
 @pytest.mark.parametrize("page", FINDINGS)
