@@ -2,7 +2,7 @@
 
     python tools/sweep_pages.py [RUN_FOLDER...]
 
-Each folder is one that `holdout sweep` has made of `docs/results/sweeps/NAME.toml`. Its `table.csv`
+Each folder is one that `holdout sweep` has made of a file in `docs/results/sweeps`. Its `table.csv`
 and `heatmap.png` are copied beside that file. Without a folder the pages are written again from
 what is there.
 """
