@@ -9,12 +9,13 @@ from torch import Tensor
 
 from holdout import device
 from holdout.attacks import CoalitionView, MessageView
+from holdout.cosines import norms_of
 from holdout.custom_code import Lent, ask_each, guard, own_copies, spare
 from holdout.errors import PluginError
 from holdout.federation.custom_workers import Heard, ask_to_vote
 from holdout.federation.round_setup import BALLOT, VOTE, RoundSetup, State
 from holdout.ids import WorkerId
-from holdout.joint_vote import JointMemory, norms_of
+from holdout.joint_vote import JointMemory
 from holdout.rounds import admit_proposals
 from holdout.seeds import stream
 from holdout.tracebacks import Failure, is_custom

@@ -13,17 +13,10 @@ from torch import Tensor
 
 from holdout.attacks import MixedLie
 from holdout.attacks.view import Mixtures, dense
+from holdout.cosines import Vectors, combine, cosines
 from holdout.federation.joint_ballots import JointVoters
 from holdout.ids import ProposalId
-from holdout.joint_vote import (
-    JointMemory,
-    JointVerdict,
-    Products,
-    Vectors,
-    combine,
-    cosines,
-    judge,
-)
+from holdout.joint_vote import JointMemory, JointVerdict, Products, judge
 from holdout.learning.vector import ProposalFault, read_update
 from holdout.parallel import run_all
 from holdout.rules.distance import Matrix

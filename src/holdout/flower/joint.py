@@ -28,9 +28,10 @@ from fractions import Fraction
 
 from torch import Tensor
 
+from holdout.cosines import norms_of
 from holdout.flower.pairs import PairMemory, are_alike, opposed
 from holdout.ids import WorkerId
-from holdout.joint_vote import JointMemory, norms_of
+from holdout.joint_vote import JointMemory
 from holdout.rounds import AdmittedProposals, Decision, Outcome, conclude_joint
 from holdout.voting import Terms
 

@@ -25,8 +25,8 @@ import torch
 from torch import Tensor
 
 from holdout import device
+from holdout.cosines import Vectors, cosines
 from holdout.ids import WorkerId
-from holdout.joint_vote import Vectors, cosines
 from holdout.rules.distance import Matrix
 
 FADE = 0.9
