@@ -103,14 +103,9 @@ def create(
     if members:
         gathered = gather(members)
         check_count(len(gathered), few=few)
-        if shape is None:
-            raise UserError(
-                "a new network needs --shape, the shape of one sample: 1,28,28 for the digits, or 4"
-                " for rows of four numbers"
-            )
+        sides = _shape(shape)
         given = {} if parameters_file is None else read_parameters(parameters_file)
         planned = plan_parameters(len(gathered), {**given, **parameters}, rounds)
-        sides = _shape(shape)
         if classes < 1:
             raise UserError(f"there must be at least one class; got {classes}")
         network = draft_network(
@@ -168,7 +163,12 @@ def read_beacon(text: str) -> bytes:
     return beacon
 
 
-def _shape(text: str) -> tuple[int, ...]:
+def _shape(text: str | None) -> tuple[int, ...]:
+    if text is None:
+        raise UserError(
+            "a new network needs --shape, the shape of one sample: 1,28,28 for the digits, or 4"
+            " for rows of four numbers"
+        )
     try:
         shape = tuple(int(side) for side in text.split(","))
     except ValueError:
