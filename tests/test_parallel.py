@@ -35,6 +35,12 @@ def test_each_piece_runs_on_one_thread_and_the_caller_keeps_its_own():
     assert torch.get_num_threads() == 2
 
 
+def test_a_piece_that_asks_for_more_threads_leaves_the_next_one_with_one():
+    torch.set_num_threads(2)
+    run_all(lambda _: torch.set_num_threads(2), range(6))
+    assert set(run_all(lambda _: torch.get_num_threads(), range(6))) == {1}
+
+
 @pytest.mark.parametrize("threads", [1, 2, 3])
 def test_results_come_in_the_order_of_the_pieces(threads):
     torch.set_num_threads(threads)

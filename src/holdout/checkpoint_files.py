@@ -6,6 +6,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,10 @@ ENDS = Path("checkpoint") / "ends"
 """Where a run folder keeps the states in which curves ended."""
 
 Arrays = Mapping[str, npt.NDArray[Any]]
+
+_READING = Lock()
+"""Held while numpy reads headers: it parses them with `ast`, which on Python 3.11 fails with a
+SystemError now and then when two threads do so at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +56,7 @@ def decode(data: bytes) -> Checkpoint:
     content, digest = data[:-size], data[-size:]
     if hashlib.sha256(content).digest() != digest:
         raise ValueError("its checksum is wrong")
-    with np.load(io.BytesIO(content), allow_pickle=False) as arrays:
+    with _READING, np.load(io.BytesIO(content), allow_pickle=False) as arrays:
         found = {name: arrays[name] for name in arrays.files}
     meta = json.loads(found.pop("meta").tobytes())
     if meta["schema"] != SCHEMA:

@@ -5,9 +5,9 @@ a thread takes a whole piece, and numpy, like torch, lets the other threads run 
 How the work is divided does not depend on the number of threads, so neither does what comes out.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, contextmanager
 from functools import cache
 from threading import Barrier
 from typing import TypeVar
@@ -31,7 +31,7 @@ def run_all(work: Callable[[T], U], pieces: Sequence[T]) -> list[U]:
         return [work(piece) for piece in pieces]
 
     def work_there(piece: T) -> U:
-        with device.widths():
+        with piece_of_work():
             return work(piece)
 
     tasks = [pool(count).submit(work_there, piece) for piece in pieces]
@@ -67,6 +67,16 @@ def pool(count: int) -> ThreadPoolExecutor:
     # Torch takes what one thread sets for itself as the new default of all threads.
     torch.set_num_threads(before)
     return executor
+
+
+@contextmanager
+def piece_of_work() -> Iterator[None]:
+    """What every piece of work on a thread of the pool needs: one core, and the device's widths."""
+    # An earlier piece may have asked torch for more, in a user's code or in a library's.
+    if torch.get_num_threads() != 1:
+        torch.set_num_threads(1)
+    with device.widths():
+        yield
 
 
 def keep_blas_to_one_thread() -> AbstractContextManager[object]:

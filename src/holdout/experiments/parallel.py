@@ -43,7 +43,7 @@ from holdout.experiments.runner import (
 )
 from holdout.experiments.trackers import make_trackers
 from holdout.experiments.watchers import Watchers
-from holdout.parallel import pool
+from holdout.parallel import piece_of_work, pool
 from holdout.results import RunFolder, Stored
 from holdout.voting import VOTES
 
@@ -160,7 +160,7 @@ def _raise_first(futures: Sequence[Future[None]]) -> None:
 
 
 def _run(work: _Work, piece: Piece, watch: Watch) -> None:
-    with device.widths():
+    with piece_of_work():
         _run_there(work, piece, watch)
 
 
