@@ -197,15 +197,15 @@ def conclude_joint(
 
 
 def _read_message(message: object, *, dimension: int) -> JointBallot | BallotFault:
-    match read_update(message, dimension):
-        case ProposalFault.MISSING:
-            return BallotFault.MISSING
-        case ProposalFault.MISSHAPEN:
-            return BallotFault.MALFORMED
-        case ProposalFault.NOT_FINITE:
-            return BallotFault.NOT_FINITE
-        case update:
-            return JointBallot(update)
+    found = read_update(message, dimension)
+    return JointBallot(found) if isinstance(found, Tensor) else _FAULTS[found]
+
+
+_FAULTS = {
+    ProposalFault.MISSING: BallotFault.MISSING,
+    ProposalFault.MISSHAPEN: BallotFault.MALFORMED,
+    ProposalFault.NOT_FINITE: BallotFault.NOT_FINITE,
+}
 
 
 def _supported(cosines: Mapping[ProposalId, float], count: int) -> Approvals:
