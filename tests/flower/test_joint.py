@@ -1,6 +1,8 @@
 """Joint ballots: a voter is asked to train like anybody else, and its update only judges."""
 
+import gc
 import math
+import weakref
 from fractions import Fraction
 
 import numpy as np
@@ -23,6 +25,7 @@ from tests.flower.flower_grid import (
 
 from holdout.flower import HoldOut, vote_mod
 from holdout.flower import joint as joint_module
+from holdout.flower import strategy as strategy_module
 from holdout.flower.base import CLOCK_ERROR_MAX
 from holdout.flower.joint import FAR, OPPOSED_OTHERS, TOO_FAR, hold_joint_vote
 from holdout.flower.pairs import PairMemory, cover
@@ -94,6 +97,27 @@ def test_no_client_can_tell_what_it_was_drawn_for():
     assert [m.metadata.dst_node_id for m in asked] == NODES
     assert {*strategy._open.proposers, *strategy._open.voters} == set(NODES)
     assert all(m.content is asked[0].content for m in asked)
+
+
+def test_replies_that_have_been_read_hold_no_arrays_though_the_caller_keeps_them(monkeypatch):
+    strategy, alive = joint(), []
+    grid = FakeGrid({node: trains_only(1.0) for node in NODES})
+    asked = strategy.configure_train(1, arrays(0.0), ConfigRecord(), grid)
+    replies = list(grid.send_and_receive(asked))
+    sent = [weakref.ref(array) for r in replies for array in r.content["arrays"].values()]
+
+    def count_and_vote(*args, **options):
+        alive.append(sum(array() is not None for array in sent))
+        return hold_joint_vote(*args, **options)
+
+    monkeypatch.setattr(strategy_module, "hold_joint_vote", count_and_vote)
+    gc.disable()  # What only the collector could free would stay for long.
+    try:
+        strategy.aggregate_train(1, replies)
+    finally:
+        gc.enable()
+    assert len(replies) == len(NODES)
+    assert alive == [0]
 
 
 def test_a_voter_s_update_is_never_averaged():

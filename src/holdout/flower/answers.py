@@ -8,7 +8,7 @@ from typing import Any
 
 from flwr.app import Error, Metadata, RecordDict
 
-from holdout.flower.plain_replies import plain_content, plain_error
+from holdout.flower.plain_replies import plain_error, take_content
 
 LOG = logging.getLogger("flwr")
 
@@ -167,7 +167,7 @@ def _read(reply: Any, question: Metadata) -> RecordDict | RejectedReply:
         was_sent = bool(question.message_id)
         if was_sent and reply.metadata.message_type != question.message_type:
             return RejectedReply(node, ReplyFault.MALFORMED, "it is of another type")
-        return plain_content(reply)
+        return take_content(reply)
     except Exception as error:  # noqa: BLE001  (A Python object that only looks like a message.)
         return RejectedReply(node, ReplyFault.MALFORMED, _brief(f"{type(error).__name__}: {error}"))
 

@@ -1,5 +1,7 @@
 """One round of a federation, as values: whom it asked, what they sent, what was decided."""
 
+import ctypes
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
@@ -90,6 +92,7 @@ class OpenRound:
                 found = read_proposal(content, self.layout, key=key)
                 for name in array_records(content):
                     del content[name]
+                _give_back_memory(self.weights.nbytes)
                 if isinstance(found, ReplyFault):
                     faults.append(RejectedReply(node, found.value))
                 else:
@@ -137,13 +140,29 @@ class OpenRound:
         return arrays, decision.outcome
 
 
+_MUCH = 2**20  # Bytes; less is not worth the call.
+
+
+def _give_back_memory(size: int) -> None:
+    """Have the C library return to the system what was freed, if that is so many bytes.
+
+    Replies come on many threads, in pieces that the library puts into each thread's own store. It
+    would keep all of that for these threads, beside the updates made of it.
+    """
+    if size < _MUCH or sys.platform != "linux":
+        return
+    if trim := getattr(ctypes.CDLL(None), "malloc_trim", None):
+        trim(0)
+
+
 def use_only_arrays(contents: Iterable[RecordDict], key: str) -> None:
     """Give an ArrayRecord of another name the usual one, where it is the only one of a reply."""
     for content in contents:
-        names = list(content.array_records)
-        if len(names) == 1 and key not in content:
-            content[key] = content.array_records[names[0]]
-            del content[names[0]]
+        records = array_records(content)
+        if len(records) == 1 and key not in content:
+            ((name, record),) = records.items()
+            content[key] = record
+            del content[name]
 
 
 def make_record(

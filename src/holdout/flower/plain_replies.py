@@ -17,6 +17,14 @@ def plain_content(reply: Message) -> RecordDict:
     return RecordDict({_text(name): _record(record) for name, record in records.items()})
 
 
+def take_content(reply: Message) -> RecordDict:
+    """`plain_content`, which the reply then holds no longer: whoever keeps it keeps no arrays."""
+    content = plain_content(reply)
+    for name in list(reply.content):
+        del reply.content[name]
+    return content
+
+
 def plain_error(reply: Message) -> Error:
     """The error of a reply, built anew; any exception means that it is not one."""
     return Error(_whole(reply.error.code), str(reply.error.reason or ""))
