@@ -10,7 +10,7 @@ from types import MappingProxyType
 import torch
 from torch import Tensor
 
-from bench.peers import DIFFERENCES, F_BULYAN, F_SUBSETS, F
+from bench.peers import DIFFERENCES, F_BULYAN, F_SUBSETS, RADIUS, F
 
 FEW = 1_000_000
 """Coordinates that are looked at where all are treated alike."""
@@ -60,6 +60,15 @@ def _check_caf(updates: Tensor, ours: Tensor, _theirs: Tensor) -> None:
     """ByzFL's differs from call to call; that of noise is near its mean."""
     if not (ours - updates.mean(dim=0)).norm() < updates[0].norm():
         raise AssertionError("CAF is not near the updates")
+
+
+def _check_centered_clipping(updates: Tensor, ours: Tensor, _theirs: Tensor) -> None:
+    """The mean of the rows, each shortened to the radius, since the centre is zero."""
+    total = torch.zeros(updates.shape[1], dtype=torch.float64)
+    for row in updates:
+        wide = row.double()
+        total += wide * min(1.0, RADIUS / float(wide.norm()))
+    _close(ours, total / len(updates))
 
 
 def _close(ours: Tensor, expected: Tensor) -> None:
@@ -153,6 +162,7 @@ CHECKS: Mapping[str, Callable[[Tensor, Tensor, Tensor], None]] = MappingProxyTyp
         "smea": _check_smea,
         "bucketing": _check_bucketing,
         "caf": _check_caf,
+        "centered-clipping": _check_centered_clipping,
     }
 )
 """(updates, ours, theirs): raises if ours is not what its definition says."""

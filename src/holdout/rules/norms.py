@@ -149,26 +149,21 @@ def squared_norms(
     width = min(d, _BLOCK)
 
     def work(starts: range) -> Matrix:
-        scratch, total = np.empty(width, products), np.zeros(n)
+        is_plain = origin is None and values.dtype == products
+        scratch = np.empty((0 if is_plain else n, width), products)
+        total = np.zeros(n)
         # Inf - Inf and overflow come from liars; their rows have no norm.
         with np.errstate(invalid="ignore", over="ignore"):
             for start in starts:
                 stop = min(start + width, d)
-                if origin is None and values.dtype == products:
-                    # The same inner products in one call: short ones take less than a call each.
-                    block = values[:, start:stop]
-                    total += np.matmul(block[:, None, :], block[:, :, None])[:, 0, 0]
-                    continue
-                for i in range(n):
-                    part = values[i, start:stop]
+                block = values[:, start:stop]
+                if not is_plain:
+                    scratch[:, : stop - start] = block
+                    block = scratch[:, : stop - start]
                     if origin is not None:
-                        part = np.subtract(
-                            part, origin[start:stop], out=scratch[: stop - start], dtype=products
-                        )
-                    else:
-                        scratch[: stop - start] = part
-                        part = scratch[: stop - start]
-                    total[i] += np.dot(part, part)
+                        block -= origin[start:stop].astype(products)
+                # The inner products of all rows in one call: short ones take less than a call each.
+                total += np.matmul(block[:, None, :], block[:, :, None])[:, 0, 0]
         return total
 
     squares = np.zeros(n)
