@@ -27,8 +27,8 @@ TEXTS: Mapping[str, Sequence[str]] = {
         "A part of the sweep `vote-family`, whose 17,136 curves (27 attacks, three shares of "
         "liars, three kinds of skew, with and without worker momentum, 100 rounds, three seeds) "
         "would take one core more than 180 hours (`holdout sweep vote-family --dry-run`). Left out "
-        "are the other attacks and shares, Dirichlet 0.5, worker momentum, the settings of "
-        "`holdout`, and further seeds. "
+        "are the other attacks, worker momentum, the settings of `holdout`, the last 70 rounds and "
+        "further seeds. "
         "What follows: [which rule to take](../robustness.md#which-rule-to-take).",
     ),
     "wrong-share": (
