@@ -1,10 +1,15 @@
 """An experiment small enough to be run many times: custom data, ten workers, a few rounds."""
 
 import re
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+
+from holdout.config import apply_settings
 
 Sections = dict[str, dict[str, Any]]
 
@@ -54,3 +59,17 @@ def contents(folder: Path) -> dict[str, bytes | None]:
         str(path.relative_to(folder)): path.read_bytes() if path.is_file() else None
         for path in sorted(folder.rglob("*"))
     }
+
+
+@contextmanager
+def beside_code(name: str, code: str, data: Path) -> Iterator[Callable[..., Sections]]:
+    """Write a module of custom code here; gives a function from rules and settings to a config."""
+    Path(f"{name}.py").write_text(code, "utf-8")
+
+    def make(rules: Sequence[str], *changes: str) -> Sections:
+        experiment = {"rules": list(rules), "seeds": [0], "baseline": False}
+        plain = {**values(data, experiment=experiment), "attack": {"name": "sign-flip"}}
+        return apply_settings(plain, list(changes))
+
+    yield make
+    sys.modules.pop(name, None)

@@ -4,14 +4,12 @@ Each is told with file and line; none ends a run without a word, none changes a 
 """
 
 import json
-import sys
 from pathlib import Path
 
 import pytest
 from tests import tiny
 
 from holdout.commands import run_command
-from holdout.config import apply_settings
 from holdout.errors import ConfigError, DataError, PluginError, RunFailed
 from holdout.experiments.runner import run
 from holdout.tracebacks import failure_of, summary_of
@@ -181,15 +179,8 @@ def data(tmp_path_factory):
 def values(data, tmp_path, monkeypatch):
     """A function from rules and settings to a config, in a folder that holds the code."""
     monkeypatch.chdir(tmp_path)
-    Path("parts.py").write_text(CODE, "utf-8")
-
-    def make(rules, *changes):
-        experiment = {"rules": list(rules), "seeds": [0], "baseline": False}
-        plain = {**tiny.values(data, experiment=experiment), "attack": {"name": "sign-flip"}}
-        return apply_settings(plain, list(changes))
-
-    yield make
-    sys.modules.pop("parts", None)
+    with tiny.beside_code("parts", CODE, data) as make:
+        yield make
 
 
 # ---------------------------------------------------------------------------- what ends the program

@@ -4,7 +4,6 @@ What cannot be counted, since there is no round yet, ends the run with one line 
 """
 
 import json
-import sys
 from pathlib import Path
 
 import pytest
@@ -12,7 +11,6 @@ from tests import tiny
 
 from holdout import results
 from holdout.commands import run_command
-from holdout.config import apply_settings
 from holdout.experiments.curves import final_table
 from holdout.experiments.runner import run
 
@@ -121,15 +119,8 @@ def data(tmp_path_factory):
 def values(data, tmp_path, monkeypatch):
     """A function from rules and settings to a config, in a folder that holds the code."""
     monkeypatch.chdir(tmp_path)
-    Path("odd_code.py").write_text(CODE, "utf-8")
-
-    def make(rules, *changes):
-        experiment = {"rules": list(rules), "seeds": [0], "baseline": False}
-        plain = {**tiny.values(data, experiment=experiment), "attack": {"name": "sign-flip"}}
-        return apply_settings(plain, list(changes))
-
-    yield make
-    sys.modules.pop("odd_code", None)
+    with tiny.beside_code("odd_code", CODE, data) as make:
+        yield make
 
 
 @pytest.fixture
