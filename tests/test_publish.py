@@ -8,11 +8,13 @@ import tarfile
 import tomllib
 import venv
 import zipfile
+from importlib.metadata import distributions
 from pathlib import Path
 
 import build_site as site
 import pytest
 import yaml
+from packaging.specifiers import SpecifierSet
 
 import holdout
 
@@ -30,6 +32,15 @@ def test_version_is_the_same_everywhere():
     assert released[1] == holdout.__version__
     assert released[2] == str(citation["date-released"])
     assert re.search(rf"holdout-sgd=={version}\b", (ROOT / "constraints.txt").read_text("utf-8"))
+
+
+def test_every_pinned_version_runs_on_the_oldest_python():
+    pins = set((ROOT / "constraints.txt").read_text("utf-8").lower().split())
+    pinned = [d for d in distributions() if f"{d.metadata['Name']}=={d.version}".lower() in pins]
+    assert len(pinned) > len(pins) // 4
+    needs = {d.metadata["Name"]: d.metadata["Requires-Python"] or "" for d in pinned}
+    # Debian 12 has Python 3.11.2, and `make run` takes it.
+    assert [f"{n} {need}" for n, need in needs.items() if "3.11.0" not in SpecifierSet(need)] == []
 
 
 def test_citation_names_the_paper_of_the_readme():

@@ -1,4 +1,4 @@
-"""HoldOut SGD: federated learning in which a committee of voters throws poisoned updates out.
+"""HoldOut SGD: federated learning in which a committee of voters keeps poisoned updates out.
 
     import holdout
 

@@ -1,4 +1,4 @@
-"""States on disk, to go on from: plain arrays and a checksum, nothing that could be executed."""
+"""Saved states to resume from: plain arrays and a checksum, nothing that could be executed."""
 
 import hashlib
 import io

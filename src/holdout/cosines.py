@@ -59,8 +59,8 @@ def norms_of(rows: Sequence[Tensor]) -> list[float]:
     """The norm of each vector."""
     if any(len(row) > _LONG for row in rows):
         return [norm(row) for row in rows]
-    # A vector on one thread: to wake the others takes longer than a short vector's norm. And some
-    # vectors at a time, since handing out a piece of work takes about as long.
+    # Each vector on one thread: waking the others takes longer than the norm of a short vector.
+    # Several vectors at a time, since handing out a piece of work takes about as long.
     runs = [rows[start : start + _TOGETHER] for start in range(0, len(rows), _TOGETHER)]
     return [
         length for lengths in run_all(lambda run: [*map(norm, run)], runs) for length in lengths

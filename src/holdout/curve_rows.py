@@ -25,14 +25,14 @@ SCHEMA = 1
 
 
 class CurveKey(NamedTuple):
-    """What tells a curve from every other of its run."""
+    """What identifies a curve within its run."""
 
     rule: str
     attack: str
     seed: int
 
     def file_name(self, round_number: int | None = None) -> str:
-        """How files of this curve are called, before the dot.
+        """The name of this curve's files, before the dot.
 
         >>> CurveKey("nnm+krum", "alie", 3).file_name()
         'nnm+krum-alie-seed-3'
@@ -165,7 +165,7 @@ def _summarise_curve(key: CurveKey, lines: Sequence[Mapping[str, Any]]) -> dict[
 
 
 def judges_in(summary: Mapping[str, Any]) -> dict[int, tuple[float, ...]]:
-    """What a summary holds of who can judge which class, by seed; nothing of what is damaged.
+    """Who can judge which class, by seed, from a summary; damaged entries are left out.
 
     >>> judges_in({"judges": {"rows_needed": 10, "shares": {"0": [1.0, 0.25], "1": "no"}}})
     {0: (1.0, 0.25)}

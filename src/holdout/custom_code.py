@@ -1,8 +1,8 @@
 """Calling custom code: what it may take, what it raises, and what it keeps between rounds.
 
-A rule or a worker that must remember something is handed a dict of tensors, its own alone, and
-writes into it; what the dict holds afterwards is handed to it again in the next round. In between
-it is part of the round's state: it is saved in checkpoints, and no two curves or seeds share it.
+A rule or a worker that must remember something gets a dict of tensors of its own and writes into
+it. In the next round it gets back what the dict then held. In between, this is part of the round's
+state: it is saved in checkpoints, and no two curves or seeds share it.
 """
 
 import inspect
@@ -45,7 +45,7 @@ def private_copy(kept: Mapping[str, Tensor]) -> Kept:
 
 
 def checked_copy(owner: str, kept: object, code: object = None) -> Kept:
-    """A copy of what came back, once it is known to hold tensors by name that can be saved."""
+    """A copy of the state that came back, which must hold tensors by name that can be saved."""
     if not isinstance(kept, dict):
         raise refused(f"{owner}: its state must stay a dict; got {type(kept).__name__}", code)
     copy: Kept = {}
@@ -85,12 +85,10 @@ def attempt(action: Callable[[], Any], *, kind: str, owner: str, failures: list[
 
 
 def guard(what: str, action: Callable[[], Any], code: object = None) -> Any:
-    """Run a plug-in; what it raises becomes an error that names it, its file and its line.
+    """Run a plug-in; if it raises, the error names it, its file and its line.
 
-    Args:
-        what: Names the plug-in.
-        action: Runs it.
-        code: The plug-in itself, whose place is told if no line of it was reached.
+    Args: what: Names the plug-in. action: Runs it. code: The plug-in itself; the error names its
+    place if none of its lines was reached.
     """
     try:
         return action()
@@ -104,7 +102,7 @@ def guard(what: str, action: Callable[[], Any], code: object = None) -> Any:
 
 
 def refused(message: str, code: object) -> PluginError:
-    """The error of custom code that raised nothing and is wrong all the same, with its place."""
+    """The error for custom code that did not raise but did something wrong, with its place."""
     place = definition_of(code)
     return PluginError(f"{message} ({place})" if place else message)
 
@@ -126,7 +124,7 @@ def counted(kind: str, error: PluginError, who: str = "") -> Failure:
 def spare(
     action: Callable[[], T], *, kind: str, failures: list[Failure], who: str = ""
 ) -> T | None:
-    """What a guarded action gives; None, and a failure more, if custom code raises in it."""
+    """The result of a guarded action; None, and one more failure, if custom code raises in it."""
     try:
         return action()
     except PluginError as error:
@@ -142,10 +140,10 @@ def ask_each(
     who: Callable[[T], str],
     failures: list[Failure],
 ) -> list[U | None]:
-    """What all members answer together; if custom code raises in that, what each answers alone.
+    """The answers of all members asked together or, if custom code then raises, each alone.
 
-    None for a member with whom it raises then, too. If it raises with nobody alone, nothing is
-    missing, but it has raised: that is counted once.
+    None for a member for whom it raises again. If it raises for no member alone, no answer is
+    missing, and the failure is counted once.
     """
     try:
         return list(ask(members))
@@ -178,7 +176,7 @@ def untouched(
     code: object,
     what: str = "the data that all workers share",
 ) -> Iterator[None]:
-    """Refuse custom code that changes in place what others need too and nobody can copy."""
+    """Refuse custom code that changes, in place, shared tensors that are too large to copy."""
     before = list(map(_version, tensors))
     yield
     if before != list(map(_version, tensors)):
@@ -186,7 +184,7 @@ def untouched(
 
 
 class Lent:
-    """A tensor lent to custom code: always a copy, a fresh one where the last was written on.
+    """A tensor lent to custom code: always a copy, and a fresh one if the last was changed.
 
     Example:
         >>> import torch
@@ -209,7 +207,7 @@ class Lent:
 
 
 def own_copies(sent: object) -> object:
-    """What custom code returned, in tensors that it cannot change later; equal ones stay one."""
+    """What custom code returned, copied so that it cannot change it later; one tensor stays one."""
     if isinstance(sent, Tensor):
         return sent.detach().clone()
     if not isinstance(sent, list | tuple):

@@ -26,7 +26,7 @@ T = TypeVar("T")
 
 @contextmanager
 def using(name: str) -> Iterator[None]:
-    """Make all tensors on this device meanwhile, in all threads.
+    """Within the context, make all tensors on this device, in all threads.
 
     >>> with using("cpu"):
     ...     zeros(2).device
@@ -42,7 +42,7 @@ def using(name: str) -> Iterator[None]:
 
 
 def widths() -> AbstractContextManager[object]:
-    """Keep to the widths of numbers that the device has; every thread needs it for itself."""
+    """Use only the widths of numbers that the device has; each thread must enter this itself."""
     return _Single() if DEVICE.type == "mps" else nullcontext()
 
 

@@ -51,7 +51,7 @@ def _import(dotted: str, module_name: str) -> ModuleType:
             raise DottedNameError(f'"{dotted}": there is no module {error.name}') from None
         message = with_place(f'"{dotted}": importing {module_name} failed: {error}', error)
         raise DottedNameError(message) from error
-    except RAISED as error:  # It is the user's code: anything may come out.
+    except RAISED as error:  # User code may raise anything.
         raise DottedNameError(
             with_place(f'"{dotted}": importing {module_name} raised {summary_of(error)}', error)
         ) from error

@@ -50,8 +50,8 @@ class ConfigError(UserError):
     experiment.rounds = 0: must be greater than or equal to 1
     experiment.seedz = [1]: unknown key; did you mean 'seeds'?
 
-    `misfits` are those of the problems that lie in how values go together, each of which would be
-    right beside others.
+    `misfits` are the problems that lie in a combination of values, each of which would be valid
+    beside others.
     """
 
     def __init__(
@@ -99,7 +99,7 @@ class ModelError(UserError):
 
 
 CUSTOM_CODE_ERRORS = (PluginError, ModelError, DataError)
-"""What ends a run in which custom code fails where there is no round to count it in."""
+"""What ends a run whose custom code fails outside any round in which it could be counted."""
 
 
 class RunFolderError(UserError):
@@ -115,7 +115,7 @@ class StoreError(UserError):
 
 
 class RunFailed(HoldoutError):  # noqa: N818  # What was run is there: it is a result, if a bad one.
-    """A run is over, but custom code failed in every round of a curve: it measured nothing.
+    """A run has ended, but custom code failed in every round of a curve, which shows nothing.
 
     What was run is on the disk if there is a run folder, and in `result`.
     """

@@ -1,4 +1,4 @@
-"""The names of run folders that nobody chose: NAME, NAME-2, NAME-3 and so on."""
+"""Default names of run folders: NAME, NAME-2, NAME-3 and so on."""
 
 from collections.abc import Iterator
 from itertools import count
@@ -8,7 +8,7 @@ from holdout.errors import RunFolderError
 
 
 def claim_path(parent: Path, name: str) -> Path:
-    """Make the first folder of that name that is not there; nobody else is given the same."""
+    """Make the first folder of that name that does not exist; no other process gets the same."""
     try:
         parent.mkdir(parents=True, exist_ok=True)
         return next(path for path in _paths(parent, name) if _is_made(path))

@@ -1,13 +1,13 @@
-"""How much honest workers differ, and how many liars the draws held, from the rows of a curve.
+"""How much honest workers differ, and how many liars were drawn, from the rows of a curve.
 
 Honest updates g_1, ..., g_h with mean g are (G, B)-dissimilar (Allouah et al., 2023, arXiv
 2309.13591) if
 
     (1 / h) sum_i |g_i - g|^2  <=  G^2 + B^2 |g|^2
 
-wherever they are taken. From a share of liars of 1 / (2 + B^2) on, no rule can promise anything
-about all workers that differ so much; below it none promises an error below the order of f G^2.
-A round that is evaluated records both sides; `fit_line` draws a line through those of a curve.
+at all weights. With a share of liars of 1 / (2 + B^2) or more, no rule can promise anything for all
+workers that differ so much; below it, no rule can promise an error below the order of f G^2.
+Evaluated rounds record the left side and |g|^2; `fit_line` draws a line through those of a curve.
 """
 
 import math
@@ -23,9 +23,9 @@ DISSIMILARITY, MEAN_NORM2 = "dissimilarity", "mean_norm2"
 class DissimilarityFit:
     """G^2 and B^2 of a curve, estimated from what honest proposers sent in evaluated rounds.
 
-    They are of the updates as rules see them, so they hold the noise of mini-batches too: with
-    batches of b rows, G^2 is larger by about (1 - 1 / h) s^2 / b, where s^2 is the variance of a
-    single row's gradient. Among workers with equal data all of it is that noise.
+    They describe the updates as rules see them, mini-batch noise included: with batches of b rows,
+    G^2 is larger by about (1 - 1 / h) s^2 / b, where s^2 is the variance of a single row's
+    gradient. Among workers with equal data G^2 is nothing but that noise.
 
     Example:
         >>> import holdout
@@ -38,7 +38,7 @@ class DissimilarityFit:
     b2: float
     """B^2 of that line; 0 where all rounds have the same |g|^2."""
     g2_bound: float
-    """The least G^2 with which, beside this B^2, the inequality holds in every round."""
+    """The smallest G^2 for which, with this B^2, the inequality holds in every round."""
     rounds: int
     """How many rounds were measured."""
 
@@ -50,7 +50,7 @@ class DissimilarityFit:
 
 @dataclass(frozen=True, slots=True)
 class LiarsDrawn:
-    """How many liars the draws of a curve held.
+    """How many liars were drawn in the rounds of a curve.
 
     Example:
         >>> import holdout
@@ -59,16 +59,16 @@ class LiarsDrawn:
     """
 
     mean: float
-    """A round, over all rounds."""
+    """The mean per round."""
     largest: int
-    """In the worst round."""
+    """The largest number in any round."""
     majority: float
     """The share of rounds in which at least half of those drawn lie."""
 
 
 @dataclass(frozen=True, slots=True)
 class Heterogeneity:
-    """What a curve tells about its workers; `holdout.Run.heterogeneity` lists one a curve.
+    """What a curve shows about its workers; `holdout.Run.heterogeneity` has one for each curve.
 
     Example:
         >>> import holdout
@@ -116,7 +116,7 @@ def measured_of(
 
 
 def as_fields(lines: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """The same as `summary.json` has it for each curve; what is not known is left out."""
+    """The fields of a curve in `summary.json`; unknown ones are left out."""
     fit, proposers, voters = measured_of(lines)
     fields: dict[str, Any] = {} if fit is None else {DISSIMILARITY: asdict(fit)}
     if proposers is None and voters is None:

@@ -85,7 +85,7 @@ class HoldoutScores:
 
     @property
     def voter_count(self) -> int:
-        """How many voters these are."""
+        """The number of voters."""
         return len(self._voters)
 
     @property

@@ -2,8 +2,8 @@
 
 Python raises `KeyboardInterrupt` wherever the program happens to be, also in the middle of what the
 first one set off: saving a checkpoint, or waiting for curves to end their round. So the command
-takes the first Ctrl-C alone. Code that it meets may swallow the exception (a destructor, a foreign
-callback) or turn it into another: `was_asked` then still tells that somebody wants to stop.
+acts on the first Ctrl-C only. The code that is running may swallow the exception (a destructor, a
+foreign callback) or turn it into another; `was_asked` still says that the user wants to stop.
 """
 
 import signal
@@ -14,14 +14,14 @@ _asked = False
 
 
 def take_over() -> None:
-    """From now on only the first Ctrl-C raises; a process that is deaf to Ctrl-C stays so."""
+    """From now on only the first Ctrl-C raises; a process that ignores Ctrl-C still does."""
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, _interrupt)
         sys.unraisablehook = _tell_unless_interrupted
 
 
 def ignore() -> None:
-    """Let no Ctrl-C disturb what is left to do."""
+    """From now on ignore Ctrl-C."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
@@ -31,7 +31,7 @@ def was_asked() -> bool:
 
 
 def raise_if_asked() -> None:
-    """Stop here if Ctrl-C was pressed, though whoever it met did not pass it on."""
+    """Stop here if Ctrl-C was pressed, even if the code that it interrupted swallowed it."""
     if _asked:
         raise KeyboardInterrupt
 
@@ -45,6 +45,6 @@ def _interrupt(number: int, frame: FrameType | None) -> None:
 
 
 def _tell_unless_interrupted(unraisable: "sys.UnraisableHookArgs") -> None:
-    """Say nothing of a Ctrl-C that met a destructor: the command stops a little later."""
+    """Do not report a Ctrl-C that interrupted a destructor: the command stops a little later."""
     if unraisable.exc_type is not KeyboardInterrupt:
         sys.__unraisablehook__(unraisable)

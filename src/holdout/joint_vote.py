@@ -54,8 +54,9 @@ FAINT = 1e-3
 """A mean of messages shorter than this share of their radius says nothing."""
 
 GENTLE = 0.25
-"""How much of its weight the furthest vector loses in a pass of the screen. In one blow, as CAF has
-it, the honest lose so much along with five liars of twelve that the screen must stop at once."""
+"""How much of its weight the furthest vector loses in a pass of the screen. If it lost all at once,
+as in CAF, honest vectors would lose so much along with five liars of twelve that the screen would
+have to stop at once."""
 
 GROWTH = 1.1
 """How much longer a vector may be than in the last round."""
@@ -86,7 +87,7 @@ class JointMemory:
 
     @classmethod
     def of(cls, kept: Mapping[str, Tensor], *, radius: float | None) -> Self:
-        """What the state of a rule holds of it; the proposals' radius is kept by itself."""
+        """The memory in the state of a rule; the proposals' radius is kept separately."""
         message_radius = kept.get(MESSAGE_RADIUS)
         return cls(
             rounds=int(kept.get(ROUNDS, 0)),
@@ -151,7 +152,7 @@ class JointVerdict:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class JointDecision:
-    """What a joint vote came to.
+    """The outcome of a joint vote.
 
     Args:
         update: v_t.
@@ -241,12 +242,12 @@ def judge(products: Products, *, terms: Terms, memory: JointMemory) -> JointVerd
         share = min(terms.memory, 1 - 1 / (memory.rounds + 1)) if m else 1.0
         direction *= 1 - share
         direction[..., -1] = share
-    # What H_t makes of the proposals, and who stands.
+    # How H_t judges the proposals, and which of them stand.
     agreement = (gram @ direction[..., None])[..., 0]
     cosines_ = agreement[..., : n + m] / np.where(lengths > 0, lengths, 1.0)[..., : n + m]
     usual = np.sort(cosines_, axis=-1)[..., (n + m) // 2, None]
-    # Where half of this round's vectors or more point away from H_t, the gradient has turned round,
-    # and H_t knows nothing of it.
+    # If at least half of this round's vectors point away from H_t, the gradient has turned, and H_t
+    # is out of date.
     scores = np.where(usual > 0, agreement[..., proposals], 0.0)
     if terms.f and terms.softness is not None:
         screened = _softened(screened, cosines_[..., proposals], usual, terms.softness)

@@ -28,11 +28,11 @@ class Metric:
     digits: int
     """Digits behind the point, after scaling."""
     unit: str
-    """What stands behind it in a text, and in brackets at an axis."""
+    """What follows it in a text, and is in brackets on an axis."""
     points: str
     """The unit of a difference."""
     shown_min: float = 0.0
-    """The least value that a figure shows: what is worse may be so by any amount."""
+    """The smallest value that a figure shows; worse values may be arbitrarily bad."""
     highest: float | None = 1.0
     """The end of the scale; None: there is none, and values may differ by powers of ten."""
     best_is_high: bool = True

@@ -1,12 +1,12 @@
 """The run folder: what an experiment leaves behind, written so that nothing done is lost.
 
     config.toml     the complete config, defaults filled in
-    results.jsonl   one line a round, streamed; see `holdout.rounds.RoundRecord`
-    summary.json    one entry a curve
+    results.jsonl   one line per round, streamed; see `holdout.rounds.RoundRecord`
+    summary.json    one entry per curve
     shards.json     who holds how many rows of which labels
     model/          the trained models; see `holdout.saved_models`
-    report.html     and what it shows as pictures: accuracy.png, loss.png and others
-    checkpoint/     where to continue after an interruption, and where each curve ended
+    report.html     the report, and its charts as pictures: accuracy.png, loss.png and others
+    checkpoint/     the state to resume from, and the state in which each curve ended
 
 A file appears whole or not at all: it is written under a temporary name, synced and renamed. The
 exception is `results.jsonl`, which grows: a checkpoint states how much of it is good, and resuming
@@ -126,7 +126,7 @@ class RunFolder:
         self._digest = hashlib.sha256((path / ROUNDS).read_bytes())
 
     def append(self, record: Mapping[str, Any]) -> ResultsMark:
-        """Append one round's line; how far the results now reach."""
+        """Append one round's line; returns how far the results now reach."""
         line = (to_json(record) + "\n").encode()
         with self._writing(ROUNDS):
             left = line
@@ -255,7 +255,7 @@ def resume(
                 file.truncate(length)
             (path / CHECKPOINT).parent.mkdir(exist_ok=True)
             if before != config:
-                # Nothing else has to change with it: what is left to do is told from the rounds.
+                # Nothing else has to change with it: what is left to do follows from the rounds.
                 write_atomic(path / CONFIG, tomli_w.dumps(config).encode())
             folder = stack.enter_context(closing(RunFolder(path)))
         yield folder, stored

@@ -124,7 +124,7 @@ def bound_updates(
 
 
 def bound_update(update: Tensor, radius: float | None) -> Tensor:
-    """One update scaled down to a radius that is agreed on already; None or 0: there is none."""
+    """One update scaled down to a radius that is already agreed on; None or 0: no bound."""
     return shrink(update, norm(update), radius or None)
 
 
@@ -287,7 +287,7 @@ class RoundRecord:
         return self.accuracy is not None or self.mae is not None
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain values, in the order of the fields; what few rounds have, only where they do."""
+        """Plain values, in the order of the fields; optional fields only where they are set."""
         values = asdict(self)
         values["custom_errors"] = count(failure.kind for failure in self.custom_errors)
         left_out = {key for key in ("custom_errors", "honest_missing") if not values[key]}

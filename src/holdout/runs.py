@@ -1,4 +1,4 @@
-"""The rows of a run, as whoever reads it gets them: `holdout.read_run`."""
+"""The rows of a run, as `holdout.read_run` gives them."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -12,7 +12,7 @@ from holdout.saved_models import Weights, weights_of
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Run:
-    """The rounds of an experiment as plain rows, one a round, and the config they came from.
+    """The rounds of an experiment as plain rows, one per round, and the config they came from.
 
     A run can be iterated, indexed and measured with `len` like the list of its rows.
 
@@ -37,7 +37,7 @@ class Run:
     no summary yet, or targets are real-valued."""
 
     def heterogeneity(self) -> list[Heterogeneity]:
-        """How much honest workers differ and how many liars were drawn, one entry a curve."""
+        """How much honest workers differ and how many liars were drawn, one entry per curve."""
         curves: dict[CurveKey, list[Mapping[str, Any]]] = {}
         for row in self.rows:
             curves.setdefault(key_of(row), []).append(row)

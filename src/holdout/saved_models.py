@@ -111,7 +111,7 @@ def file_of(folder: Path, key: CurveKey, round_number: int | None = None) -> Pat
 def find_model(
     folder: Path, key: CurveKey, round_number: int | None, known: Sequence[CurveKey]
 ) -> Path:
-    """Where the model of a curve is; if it is not there, an error says what is.
+    """Where the model of a curve is; if it does not exist, the error lists those that do.
 
     Args:
         folder: The run folder.

@@ -1,4 +1,4 @@
-"""Where custom code went wrong: the file and line of the user's own code in what it raised."""
+"""Where custom code failed: the file and line of the user's own code in a traceback."""
 
 import inspect
 import os
@@ -17,7 +17,7 @@ LENGTH_MAX = 8_000
 """How many characters of a traceback are kept."""
 
 RAISED = (Exception, SystemExit)
-"""What custom code may raise; one that calls `sys.exit` must not end the run without a word."""
+"""What is caught from custom code; a `sys.exit` in it must not end the run silently."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +50,7 @@ class Failure:
 
 
 def failure_of(kind: str, owner: str, error: BaseException) -> Failure:
-    """The failure that an exception tells of."""
+    """The failure that an exception describes."""
     first = next(_users(error.__traceback__), error.__traceback__)
     try:
         text = "".join(traceback.format_exception(type(error), error, first))

@@ -45,9 +45,9 @@ class Worker(Protocol):
         ...     def vote(self, weights, proposals, **round_facts):
         ...         return self.honest.vote(weights, proposals, **round_facts)
 
-    Either method may also take a keyword `state`: a dict of tensors, this worker's alone, that is
-    empty at first. What the worker writes into it is handed to it again in the next round, and is
-    saved in checkpoints (on a node it lasts as long as the worker's process).
+    Either method may also take a keyword `state`: a dict of tensors of this worker's own, empty at
+    first. In the next round the worker gets back what it wrote there. The dict is saved in
+    checkpoints (on a node it lasts as long as the worker's process).
     """
 
     def propose(
@@ -64,10 +64,10 @@ class Worker(Protocol):
         learning_rate: float,
         terms: Terms,
     ) -> Ballot:
-        """What it says about the proposals, judged by its own data.
+        """Its ballot on the proposals, judged by its own data.
 
-        Where `terms.is_joint`, nobody shows it any: `proposals` is empty, and it answers with a
-        `holdout.voting.JointBallot`, the update that it would itself propose by its holdout data.
+        If `terms.is_joint`, `proposals` is empty, and the ballot is a `holdout.voting.JointBallot`:
+        the update that the worker would itself propose from its holdout data.
         """
 
 
@@ -85,9 +85,10 @@ class Recipe:
     local_steps: int
     """The steps of SGD that a proposal is made of."""
     holdout_samples: int
-    """The samples by which a voter judges in a round: the paper's m_c; likewise."""
+    """The samples by which a voter judges in a round: the paper's m_c. A voter with fewer uses
+    all."""
     local_epochs: int = 0
-    """Passes over its own data that a proposal is made of; 0: `local_steps` says how much."""
+    """Passes over its own data that a proposal is made of; 0: `local_steps` counts instead."""
     weight_decay: float = 0.0
     """Adds this times the weights to each gradient of training; voters judge without it."""
     loss: Loss = CROSS_ENTROPY
@@ -171,7 +172,7 @@ class HonestWorker:
         return self.recipe.loss
 
     def batches(self, round_number: RoundNumber) -> list[Batch]:
-        """The mini-batches of this round, one a local step."""
+        """The mini-batches of this round, one per local step."""
         return [
             self._augmented(self._samples(rows), round_number, step)
             for step, rows in enumerate(self._batch_rows(round_number))

@@ -49,7 +49,7 @@ class LearningMessages:
         self.payloads: dict[Digest, bool] = {}
         """The payloads in hand, and whether each is a valid gradient."""
         self.failed: dict[Digest, None] = {}
-        """Announced payloads that somebody was asked for in vain; no wait is for them."""
+        """Announced payloads that somebody was asked for in vain; nobody waits for them."""
         self.evidence: dict[Conviction, msg.Evidence] = {}
         self._published: dict[Conviction, None] = {}
         self.in_time: tuple[int, ...] = ()

@@ -68,7 +68,7 @@ def leads_end(began: int, now: int, timing: Timing) -> int:
 
 @dataclass(frozen=True, slots=True)
 class MemberWaits:
-    """What one member is waited for: medians of the last rounds, in microseconds.
+    """How long others wait for one member: medians of the last rounds, in microseconds.
 
     Gradients and ballots are timed from the start of the round, leads and votes from the start of
     the round's first period. None: not heard in these rounds.
@@ -81,7 +81,7 @@ class MemberWaits:
     missed: int
     """How many waits ended without it."""
     excused_until: int
-    """It is not waited for before this round; 0: it is."""
+    """The first round in which it is waited for again; 0: it is waited for now."""
 
 
 @dataclass(slots=True)
@@ -247,7 +247,7 @@ class Waits:
     # -- for whoever watches ----------------------------------------------------------------------
 
     def members(self) -> dict[int, MemberWaits]:
-        """What each member of the roster is waited for."""
+        """How long others wait for each member of the roster."""
         return {worker: self._member(worker) for worker in range(self._workers)}
 
     def _member(self, worker: int) -> MemberWaits:

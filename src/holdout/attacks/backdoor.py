@@ -16,12 +16,12 @@ IMAGE = 3
 """Channels, height, width."""
 
 GROWTH = 1.5
-"""From one factor that is tried to the next."""
+"""The ratio of one factor that is tried to the one before."""
 
 
 @runtime_checkable
 class Triggering(Protocol):
-    """An attack whose success is measured: the share of triggered rows that it gets misread.
+    """An attack whose success is measured: the share of triggered rows taken for its target.
 
     Example:
         >>> import holdout
@@ -37,7 +37,7 @@ class Triggering(Protocol):
     """
 
     target: int
-    """The class that triggered rows shall be taken for."""
+    """The class for which triggered rows are to be taken."""
 
     def put_trigger(self, x: Tensor) -> Tensor:
         """A copy of the rows with the trigger on them."""
@@ -66,7 +66,7 @@ class Backdoor:
     Needs: images with labels, any rule, any model.
 
     Args:
-        target: The class that rows with the trigger shall be taken for.
+        target: The class for which rows with the trigger are to be taken.
         share: The share of each mini-batch that gets the trigger.
         size: The side of the square, in pixels.
         row: The place of its upper edge; below 0, counted from the bottom.
@@ -94,7 +94,7 @@ class Backdoor:
     shape: Sequence[int] = ()
 
     def data_problems(self, shape: tuple[int, ...], classes: int | None) -> list[str]:
-        """What does not fit rows of this shape and so many classes, a line each."""
+        """What does not fit rows of this shape and this many classes, one line each."""
         if classes is None:
             return ["attack.name = 'backdoor': needs classes; the targets are real-valued"]
         image = tuple(self.shape) or shape

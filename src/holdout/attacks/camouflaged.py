@@ -23,7 +23,7 @@ Along = Literal["deviation", "unit", "sign"]
 
 @dataclass(frozen=True, slots=True)
 class MinMax:
-    """Far from the mean, yet no honest update is further from the lie than from another one.
+    """Far from the mean, yet no further from any honest update than these are from each other.
 
         lie = μ - γ p, the same from every liar
         γ = the largest with max_i |lie - x_i| <= max_{i,j} |x_i - x_j|
@@ -51,7 +51,7 @@ class MinMax:
 
 @dataclass(frozen=True, slots=True)
 class MinSum:
-    """Far from the mean, while the sum of squared distances stays that of some honest update.
+    """Far from the mean, with no larger a sum of squared distances than some honest update has.
 
         lie = μ - γ p, the same from every liar
         γ = the largest with Σ_i |lie - x_i|² <= max_j Σ_i |x_i - x_j|²

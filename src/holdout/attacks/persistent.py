@@ -1,4 +1,4 @@
-"""Lies that pull the same way in every round: what a rule that looks at one round cannot see."""
+"""Lies that pull the same way in every round, which a rule that looks at one round cannot see."""
 
 import math
 from dataclasses import dataclass
@@ -23,7 +23,7 @@ class ShiftBack:
     """
 
     def __call__(self, view: View) -> Lie:
-        """What leads to the initial weights, from each; or each proposer's own honest update."""
+        """What leads back to the initial weights; or each proposer's own honest update."""
         if 2 * view.count <= view.proposers:
             return Lie(view.own_updates())
         return Lie(view.update_towards(view.start).expand(view.count, -1))
@@ -38,7 +38,7 @@ class Poisoned:
 
     Lies that agree over rounds add up, while what honest workers do to undo them does not.
 
-    Source: after PoisonedFL, arXiv 2404.15611, where the length is tuned to what came of earlier
+    Source: after PoisonedFL, arXiv 2404.15611, where the length is tuned to the outcome of earlier
     rounds.
 
     Needs: any rule, any model.

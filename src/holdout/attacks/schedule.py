@@ -1,7 +1,7 @@
 """When liars lie: from which round, how much at first, how often, and for how long.
 
-Any attack can be told on a schedule. In rounds without a lie, Byzantine proposers send honest work
-and Byzantine voters vote honestly.
+Any attack can follow a schedule. In rounds without a lie, Byzantine proposers send honest work and
+Byzantine voters vote honestly.
 """
 
 from dataclasses import dataclass
@@ -22,11 +22,11 @@ class Schedule:
     onset: int = 1
     """The first round in which they lie."""
     ramp: int = 0
-    """For so many rounds the lie is only a part of what it will be, and grows in equal steps."""
+    """Over this many rounds the lie grows, in equal steps, to its full strength."""
     every: int = 1
-    """From the onset on they lie in each k-th round only."""
+    """From the onset on they lie only in every k-th round."""
     dormant: int = 0
-    """After so many rounds with a lie they work honestly for good; 0: never."""
+    """After this many rounds with a lie they work honestly for good; 0: never."""
 
     def share(self, round_number: RoundNumber | int) -> float:
         """How much of the lie is told in this round: 0 is honest work, 1 the whole lie."""

@@ -41,7 +41,7 @@ class DeployedRule:
     honest: Tensor
     """(h, d) the honest updates."""
     copies: int
-    """How many copies of the lie are sent besides."""
+    """How many copies of the lie are sent in addition."""
     f: int
     """How many lies the rule is told to expect."""
     context: Callable[[], RuleContext] | None = None
@@ -105,7 +105,7 @@ class DeployedRule:
         return reaches_one_by_one(self, basis, trials, along)
 
     def outlook(self, basis: Tensor, compared: Tensor) -> "RuleOutlook | None":
-        """What roughly comes of lies that are mixtures of a basis; None: only running tells.
+        """An estimate of the outcome of lies that are mixtures of a basis; None: there is none.
 
         Args:
             basis: Vectors, (k, d).
@@ -129,7 +129,7 @@ class DeployedRule:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RuleOutlook:
-    """What roughly comes of lies through a deployed rule."""
+    """An estimate of the steps that lies lead to through a deployed rule."""
 
     outlook: Outlook
     honest: int

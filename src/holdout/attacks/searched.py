@@ -1,4 +1,4 @@
-"""Lies chosen by what comes of them: each is tried through the rule that is deployed."""
+"""Lies chosen by their effect: each is tried through the deployed rule."""
 
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -23,7 +23,7 @@ By = Literal["distance", "loss"]
 """What counts as harm: how far the step is from the honest mean, or the held samples' loss."""
 
 FIRST, GROWTH = 0.1, 1.5
-"""The lowest rung of the ladder of strengths, and from one to the next."""
+"""The lowest rung of the ladder of strengths, and the ratio of one rung to the one below."""
 
 PERMUTED, CLASS = "units in another order", "class "
 """Names of lies, and of the vectors behind them."""
@@ -92,7 +92,7 @@ class OptIpm:
 
 @dataclass(frozen=True, slots=True)
 class Greedy:
-    """Of a list of lies the one after which the loss on held samples is largest.
+    """The lie, out of a list, after which the loss on held samples is largest.
 
         lies = multiples of μ, μ ± γ σ, a liar's own work alone or mixed with these, the way back to
                the start, units in another order, single classes or all of them forgotten

@@ -182,7 +182,7 @@ class View:
     own_messages: Callable[[], Tensor] = _no_messages
     """What the coalition's voters would send if they were honest, a row each; likewise."""
     own_batches: Callable[[], Sequence[Sequence[Batch]]] = _no_batches
-    """For each of its proposers the mini-batches behind its honest update, one a local step."""
+    """For each of its proposers the mini-batches behind its honest update, one per local step."""
 
     @cached_property
     def mean(self) -> Tensor:

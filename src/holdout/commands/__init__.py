@@ -1,9 +1,8 @@
 """The command line: parsing arguments and printing, nothing else.
 
-A command is a module with a function `add_command`, listed in `COMMANDS`. Exit codes: 0 success,
-2 a mistake of the user (one readable message), 130 after Ctrl-C, 1 anything else. What is slow to
-import (torch above all) is imported by the command that needs it, so that `--help` and `--version`
-answer at once.
+A command is a module with a function `add_command`, listed in `COMMANDS`. Exit codes: 0 success, 2
+a mistake of the user (one readable message), 130 after Ctrl-C, 1 anything else. Slow imports (torch
+above all) are left to the command that needs them, so that `--help` and `--version` answer at once.
 """
 
 import argparse
@@ -67,7 +66,7 @@ def make_parser() -> argparse.ArgumentParser:
     """The parser of the whole command line."""
     parser = argparse.ArgumentParser(
         prog="holdout",
-        description="HoldOut SGD: federated learning in which voters throw poisoned updates out.",
+        description="HoldOut SGD: federated learning in which voters keep poisoned updates out.",
         allow_abbrev=False,
     )
     parser.add_argument("--version", action="version", version=f"holdout {__version__}")

@@ -18,7 +18,9 @@ def add_command(commands: Subparsers) -> None:
         description="How large must a committee be, and how likely is a bad draw?",
         allow_abbrev=False,
     )
-    parser.add_argument("--workers", type=count, required=True, metavar="N")
+    parser.add_argument(
+        "--workers", type=count, required=True, metavar="N", help="how many workers there are"
+    )
     parser.add_argument(
         "--byzantine",
         type=share,
@@ -26,7 +28,9 @@ def add_command(commands: Subparsers) -> None:
         metavar="F",
         help="a share below 1/2 such as 0.33 or 1/3, or a whole number of workers",
     )
-    parser.add_argument("--rounds", type=count, required=True, metavar="T")
+    parser.add_argument(
+        "--rounds", type=count, required=True, metavar="T", help="how many rounds are planned"
+    )
     parser.add_argument(
         "--delta",
         type=probability,

@@ -16,7 +16,7 @@ def add_command(commands: Subparsers) -> None:
     )
     parser.add_argument("folders", nargs="+", type=Path, metavar="RUN_DIR")
     parser.add_argument(
-        "--csv", action="store_true", help="also write results.csv: one row a round and curve"
+        "--csv", action="store_true", help="also write results.csv: one row per round and curve"
     )
     parser.set_defaults(run=_report)
 

@@ -54,22 +54,26 @@ def add_command(commands: Subparsers) -> None:
         "--store",
         type=Path,
         metavar="DIR",
-        help="shared curves (default: curves beside the folder)",
+        help="where all sweeps keep their curves (default: curves beside the folder)",
     )
     parser.add_argument(
         "--jobs", type=count, metavar="N", help="curves at a time, one thread each (default: cores)"
     )
     parser.add_argument(
-        "--resume", action="store_true", help="go on with an interrupted sweep; failed curves too"
+        "--resume",
+        action="store_true",
+        help="go on with an interrupted sweep, and try failed curves again",
     )
     parser.add_argument(
-        "--quick", action="store_true", help="a cut of it: what the file's [quick] says"
+        "--quick", action="store_true", help="a cut-down version, by the file's [quick]"
     )
     parser.add_argument(
-        "--dry-run", action="store_true", help="say how many curves, how long, how much disk"
+        "--dry-run", action="store_true", help="only estimate the number of curves, time and disk"
     )
     parser.add_argument(
-        "--yes", action="store_true", help="begin even if there are more than sweep.curves_max"
+        "--yes",
+        action="store_true",
+        help="begin even if there are more curves than sweep.curves_max",
     )
     parser.set_defaults(run=_sweep)
 
@@ -92,7 +96,7 @@ def _values(options: argparse.Namespace) -> Mapping[str, Any]:
 
 
 def _byzfl_values(options: argparse.Namespace) -> Mapping[str, Any]:
-    """The sweep that a config of ByzFL's asks for; what differs is said."""
+    """The sweep that a ByzFL config asks for; notes say what differs."""
     from holdout.sweeps.byzfl_config import read_byzfl
 
     if options.sweep is not None:

@@ -1,4 +1,4 @@
-"""What may change when a run goes on: more of the same, and who is told; nothing else."""
+"""What may change in the config of a run that goes on: rounds, rules, seeds and trackers."""
 
 import hashlib
 import json
@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 ADDED_TO = ("experiment.rounds", "experiment.rules", "experiment.seeds")
-"""Keys to which a run that goes on may add."""
+"""Keys whose values a run that goes on may extend."""
 FREE = "track."
 """The section that says where the run is tracked, which changes no result."""
 
@@ -53,7 +53,7 @@ def _has_more(old: Any, new: Any) -> bool:
 
 
 def curve_config_sha256(config: Mapping[str, Any]) -> str:
-    """The hash of all in a config that stays as it is however often a run goes on."""
+    """The hash of the keys of a config that never change when a run goes on."""
     flat = _flat(config)
     kept = {k: v for k, v in flat.items() if k not in ADDED_TO and not k.startswith(FREE)}
     text = json.dumps(kept, sort_keys=True, ensure_ascii=True)

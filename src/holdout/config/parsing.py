@@ -16,7 +16,7 @@ from holdout.errors import ConfigError
 from holdout.shares import write_share
 
 BYTES_MAX = 1 << 20
-"""A longer file, such as one without an end, is no config."""
+"""A longer file is not a config; it may not even have an end."""
 
 RULES = "rules"
 """The section that holds a table for each rule."""
@@ -37,7 +37,7 @@ class Parsed:
     problems: tuple[str, ...]
     wrong: frozenset[str]
     misfits: tuple[str, ...] = ()
-    """Those of the problems that lie in how values go together."""
+    """The problems that lie in a combination of values."""
 
     def checked(self) -> Config:
         """The config, or a ConfigError with all problems."""
@@ -92,7 +92,7 @@ def read_file(path: Path) -> dict[str, Any]:
             content = file.read(BYTES_MAX + 1)
         if len(content) > BYTES_MAX:
             raise ConfigError([f"{path}: no config: it holds more than {BYTES_MAX} bytes"])
-        # Some editors begin a file with a mark of its encoding, which is no TOML.
+        # Some editors put a byte order mark in front, which TOML does not allow.
         return tomllib.loads(content.decode("utf-8-sig"))
     except OSError as error:
         raise ConfigError([f"{path}: cannot be read ({error.strerror})"]) from error
@@ -168,7 +168,7 @@ _MEANT: Mapping[str, str] = {
     "track.tensorboard": _TRACKED,
     "training.schedule": f"must be 'constant', 'inverse', 'step', 'cosine' or {_CUSTOM}",
 }
-"""What to say where a type does not say it well: of unions and patterns."""
+"""Messages for unions and patterns, for which pydantic's own are poor."""
 
 
 def _describe(
@@ -395,7 +395,7 @@ def _mode_relations(config: Config) -> list[Relation]:
 
 
 def with_defaults(values: dict[str, Any], *, like: Mapping[str, Any]) -> dict[str, Any]:
-    """The values, and the defaults of keys that only `like` has: settings younger than a folder."""
+    """The values, with the defaults of keys that only `like` has, newer than the folder."""
     parsed = parse(values)
     if parsed.problems:
         return values

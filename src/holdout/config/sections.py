@@ -68,7 +68,7 @@ class Section(BaseModel):
 
 
 class ExperimentSection(Section):
-    """What is compared, for how long, how often."""
+    """What is compared, for how long and how often."""
 
     name: FolderName = "mnist-alie"
     """Names the run folder."""
@@ -119,8 +119,8 @@ class DataSection(Section):
     labels_per_worker: Count = 2
     """For `shards`: how many labels a worker sees."""
     gamma: Annotated[float, Field(ge=0, le=1)] = 0.5
-    """For `gamma`: the share of a worker's rows that is drawn at random; the others are sorted by
-    label. 1 is as good as `iid`, 0 is `extreme`."""
+    """For `gamma`: the share of a worker's rows that is drawn at random; the others come from rows
+    sorted by label. 1 amounts to `iid`, 0 is `extreme`."""
     partition_file: Name | None = None
     """For `file`: a JSON list with a list of row numbers for each worker, or an npz file with an
     array for each, named 0, 1, ..."""
@@ -129,7 +129,7 @@ class DataSection(Section):
     (half of it, if it has fewer rows; where no two workers hold the same row, a fair share). No
     worker holds a row twice. A `file` or custom code sets its own sizes."""
     augment: CustomName | None = None
-    """Changes each batch of training, never what voters judge by or what is tested:
+    """Changes each training batch, never the rows that voters judge by or the test rows:
     "package.module:name", a function (x, y, generator) -> (x, y)."""
     root_samples: Annotated[int, Field(ge=0)] = 0
     """How many clean training rows the server holds for itself, for rules that ask them (`fltrust`,
@@ -228,7 +228,7 @@ class VoteSection(Section):
     memory: Annotated[float, Field(ge=0, lt=1)] = 0.9
     """For `holdout`: the share of the last round's holdout direction in the next."""
     gate: Literal["median", "zero", "none"] = "median"
-    """What an approved update must pass: `holdout.voting.Gate`. Like the keys below it is for
+    """What an approved update must pass: `holdout.voting.Gate`. This key and those below apply to
     ballots that name proposals: the rule `holdout-1` and, without a server, `holdout`.
     `holdout-paper` votes as published."""
     quorum: Literal["majority", "paper"] = "majority"
@@ -267,15 +267,15 @@ class AttackSection(Section):
     onset: Count = 1
     """The first round in which they lie; in rounds without a lie they propose and vote honestly."""
     ramp: Annotated[int, Field(ge=0)] = 0
-    """For so many rounds what they send is part honest work, part lie, with the lie growing."""
+    """Over this many rounds what they send turns from honest work into the lie, step by step."""
     every: Count = 1
-    """They lie in each so-manieth round only, counted from the onset."""
+    """From the onset on they lie only in one round out of this many."""
     dormant: Annotated[int, Field(ge=0)] = 0
-    """After so many rounds with a lie they work honestly for good; 0 means never."""
+    """After this many rounds with a lie they work honestly for good; 0 means never."""
 
     @property
     def parameters(self) -> Mapping[str, object]:
-        """The keys that only the named attack knows."""
+        """The keys that only the named attack has."""
         return dict(self.__pydantic_extra__ or {})
 
 

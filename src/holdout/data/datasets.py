@@ -324,7 +324,7 @@ def _load_idx(folder: Path) -> Dataset:
 
 
 def _named(name: str, path: Path, arrays: Arrays, real_targets: bool | None = False) -> Dataset:
-    """The data set of a user's file or folder; what is wrong with it is told with its path."""
+    """The data set of a user's file or folder; errors name its path."""
     return replace(dataset_of(str(path), arrays, real_targets=real_targets), name=name)
 
 
@@ -336,7 +336,7 @@ def _call_loader(name: str, real_targets: bool | None) -> Dataset:
         made = loader()
     except UserError:
         raise
-    except RAISED as error:  # It is the user's code: anything may come out.
+    except RAISED as error:  # User code may raise or return anything.
         message = f"{name}: the loader raised {summary_of(error)}"
         raise DataError(with_place(message, error, loader)) from error
     try:

@@ -1,4 +1,4 @@
-"""Losses: what training lowers, what voters judge by, and which task a data set is then.
+"""Losses: what training lowers and voters judge by; the loss also decides the task.
 
     cross-entropy        labels: the model gives a logit for each class
     mse                  real-valued targets: the model gives a number for each of them

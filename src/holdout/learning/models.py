@@ -99,7 +99,7 @@ def build(factory: ModelFactory, shape: tuple[int, ...], classes: int, *, seed: 
         try:
             model = _checked(model, shape, classes)
         except ModelError as error:
-            # What the model raised has its place already.
+            # An error from the model already names its place.
             if error.__cause__ is not None or not is_custom(factory):
                 raise
             raise ModelError(with_place(str(error), error, factory)) from None

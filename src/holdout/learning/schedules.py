@@ -2,7 +2,7 @@
 
     constant             eta
     inverse              eta / t
-    step                 eta times `factor` for every milestone that is behind
+    step                 eta times `factor` for every milestone passed
     cosine               from eta down to `learning_rate_min` along half a wave
     package.module:name  custom: (round, rounds, eta) -> the rate
 

@@ -21,7 +21,7 @@ _SHORT = 1 << 20
 
 
 class ProposalFault(StrEnum):
-    """Why what a worker sent is no update."""
+    """Why something that a worker sent is not an update."""
 
     MISSING = "missing"
     MISSHAPEN = "misshapen"
@@ -30,7 +30,7 @@ class ProposalFault(StrEnum):
 
 
 def read_update(sent: object, dimension: int) -> Tensor | ProposalFault:
-    """What a worker sent as float32, (d,), or why nobody admits it.
+    """What a worker sent as float32, (d,), or the fault for which it is rejected.
 
     >>> read_update(torch.tensor([1.0, 2.0], dtype=torch.float64), 2)
     tensor([1., 2.])

@@ -1,4 +1,4 @@
-"""What a voter sends, whatever it says: its kinds, its faults, and how ballots are admitted.
+"""Ballots: the kinds that voters send, what can be wrong with them, and how they are admitted.
 
 Ballots come from liars too. Whatever a voter sends is either a valid ballot or void for a stated,
 counted reason; nothing raises.
@@ -61,7 +61,7 @@ class JointBallot:
     """
 
     update: Any
-    """The update, a vector; what a vector is, this package does not know."""
+    """The update, a vector; this package never looks inside."""
 
     @property
     def message(self) -> Any:
@@ -91,7 +91,7 @@ class BallotFault(StrEnum):
     NOT_DRAWN = "not-drawn"
     """The sender was not drawn as a voter."""
     SECOND = "second"
-    """The voter had sent one already; the first stands or falls by itself."""
+    """The voter had already sent one, which is judged on its own."""
     MALFORMED = "malformed"
     """Not a list or tuple of integers; for a joint ballot, not a vector of d floats."""
     TOO_LONG = "too-long"
