@@ -2,16 +2,29 @@
 
 `python -m bench.insider` runs a healthy network, then the same network under each attack, then the
 healthy one again, and prints how many times longer a round takes under each attack; `--attack late`
-runs one alone. Read the ratios: all of one run share one machine. Liars run on it as well, so a
-flood is also felt as a lack of processor time; flooding nodes get what the others leave over.
+runs one alone. Read the ratios: all of one run share one machine.
+
+A real flooder has a machine of its own; here it shares two cores with its victims. So a flood is
+shown three times:
+
+- `flood`: the flooder gets the processor time that the others leave over. What is left is what a
+  flood costs by being received. This row has a limit.
+- `flood-beside`: it gets as much of this machine as any other node, and takes it.
+- `burn`: no flood at all. The last member is away, and a process that sends nothing takes as much
+  processor time as that flooder did. What `flood-beside` costs beyond this is the flood's doing.
 """
 
 import argparse
+import math
+import os
+import signal
 import statistics
+import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,6 +36,8 @@ from holdout.node.runtime.status import ask_status
 
 WARM_UP = 2
 RESTART_SECONDS = 6.0
+LOOK_SECONDS = 0.25
+"""How often nodes are asked for their status: each answer has them count their memory."""
 SECONDS_MAX = 180.0
 """How long one attack may take; the rounds that were decided until then count."""
 
@@ -32,13 +47,18 @@ class Attack:
     """What an insider does, and how many times longer a round may take for that."""
 
     lies: tuple[str, ...] = ()
-    times_max: float = 2.0
+    times_max: float | None = 2.0
+    """None: it is shown, to compare with."""
     restarted: bool = False
     """The last member is killed and started again, every six seconds."""
     down: bool = False
     """The last member never runs."""
     broken: bool = False
     """The last member's worker cannot be started."""
+    full_speed: bool = False
+    """Liars that flood get as much of this machine as others, not just the rest."""
+    burns: bool = False
+    """A process that sends nothing takes as much processor time as the last liar measured."""
 
 
 ATTACKS = {
@@ -48,6 +68,8 @@ ATTACKS = {
     "silent": Attack(("silent",), 2.0),
     "nonsense": Attack(("nonsense",), 2.0),
     "flood": Attack(("flood",), 2.0),
+    "flood-beside": Attack(("flood",), None, full_speed=True),
+    "burn": Attack((), None, down=True, burns=True),
     "down": Attack(down=True),
     "restart": Attack(restarted=True),
     "broken-worker": Attack(broken=True),
@@ -65,9 +87,11 @@ class Pace:
     rounds: int
     slow: str
     """Whom the first member names slow."""
+    beside: float
+    """Processor time of the last member and its learner, or of what runs in its place."""
 
 
-def measure(attack: Attack, *, nodes: int, rounds: int) -> Pace:
+def measure(attack: Attack, *, nodes: int, rounds: int, burnt: float) -> Pace:
     """Run a network under this attack, B of its members lying, and see how fast it goes."""
     byzantine = (nodes - 1) // 3 if attack.lies else 0
     with tempfile.TemporaryDirectory(dir=Path.cwd()) as folder:
@@ -78,6 +102,7 @@ def measure(attack: Attack, *, nodes: int, rounds: int) -> Pace:
             rounds=1_000_000,
             lies=attack.lies,
             delay_ms=500,
+            full_speed=attack.full_speed,
         )
         running = prepare(plan)
         last = running[-1]
@@ -90,13 +115,55 @@ def measure(attack: Attack, *, nodes: int, rounds: int) -> Pace:
                 if not (attack.down and node is last):
                     start(node, plan)
             watched = running[: nodes - max(byzantine, 1)]
-            return _watch(watched, rounds, _restarting(last, plan) if attack.restarted else _rest)
+            rest = _restarting(last, plan) if attack.restarted else _rest
+            with _burning(burnt if attack.burns else 0.0) as burner:
+                return _watch(watched, rounds, rest, burner if attack.burns else last.process)
         finally:
             stop_all(running)
 
 
+BURN = """
+import os, sys, time
+share, count = float(sys.argv[1]), int(sys.argv[2])
+while count > 1 and os.fork():
+    count -= 1
+began = time.perf_counter()
+while True:
+    if time.process_time() > share * (time.perf_counter() - began):
+        time.sleep(0.002)
+"""
+
+
+@contextmanager
+def _burning(cores: float) -> Iterator[subprocess.Popen[bytes] | None]:
+    """Take so much processor time meanwhile, in a session of its own like a node."""
+    if not cores:
+        yield None
+        return
+    count = math.ceil(cores)
+    process = subprocess.Popen(
+        [sys.executable, "-c", BURN, str(cores / count), str(count)], start_new_session=True
+    )
+    try:
+        yield process
+    finally:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+def _processor_seconds(session: int) -> float:
+    """Processor time of all that run in this session; nan: this system does not tell."""
+    ticks = math.nan
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):
+            fields = path.read_text().rpartition(")")[2].split()
+            if int(fields[3]) == session:
+                ticks = (0 if math.isnan(ticks) else ticks) + int(fields[11]) + int(fields[12])
+    return ticks / os.sysconf("SC_CLK_TCK")
+
+
 def _rest() -> None:
-    time.sleep(0.05)
+    time.sleep(LOOK_SECONDS)
 
 
 def _restarting(node: LocalNode, plan: LocalnetPlan) -> Callable[[], None]:
@@ -115,10 +182,17 @@ def _restarting(node: LocalNode, plan: LocalnetPlan) -> Callable[[], None]:
     return rest
 
 
-def _watch(nodes: Sequence[LocalNode], rounds: int, rest: Callable[[], None]) -> Pace:
+def _watch(
+    nodes: Sequence[LocalNode],
+    rounds: int,
+    rest: Callable[[], None],
+    beside: subprocess.Popen[bytes] | None,
+) -> Pace:
     """Compare what these nodes say after the first rounds and after some more."""
     first = _reached(nodes, WARM_UP, rest)
+    began, used = time.monotonic(), _processor_seconds(beside.pid) if beside else math.nan
     last = _reached(nodes, first[0]["decided"] + rounds, rest)
+    taken = (_processor_seconds(beside.pid) if beside else math.nan) - used
     pairs = list(zip(first, last, strict=True))
     done = min(after["decided"] - before["decided"] for before, after in pairs)
     return Pace(
@@ -132,6 +206,7 @@ def _watch(nodes: Sequence[LocalNode], rounds: int, rest: Callable[[], None]) ->
         ),
         done,
         ", ".join(last[0].get("slow", ())),
+        taken / (time.monotonic() - began),
     )
 
 
@@ -166,29 +241,42 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=50, help="how many rounds are timed")
     options = parser.parse_args()
     chosen = options.attack or list(ATTACKS)
-    sizes = {"nodes": options.nodes, "rounds": options.rounds}
-    before = measure(Attack(), **sizes)
-    _say("nobody", before, None, None)
-    found = {}
+    burnt = 1.0
+
+    def see(name: str, attack: Attack) -> Pace:
+        pace = measure(attack, nodes=options.nodes, rounds=options.rounds, burnt=burnt)
+        _say(name, pace, before.seconds if before else None, attack)
+        return pace
+
+    before: Pace | None = None
+    before = see("nobody", Attack())
+    found: dict[str, Pace] = {}
     for name in chosen:
-        found[name] = measure(ATTACKS[name], **sizes)
-        _say(name, found[name], found[name].seconds / before.seconds, ATTACKS[name].times_max)
-    after = measure(Attack(), **sizes)
-    _say("nobody, again", after, after.seconds / before.seconds, None)
+        found[name] = see(name, ATTACKS[name])
+        if ATTACKS[name].full_speed and found[name].beside > 0:
+            burnt = found[name].beside
+    after = see("nobody, again", Attack())
     honest = (before.seconds + after.seconds) / 2
-    too_slow = [name for name in chosen if found[name].seconds > ATTACKS[name].times_max * honest]
+    too_slow = [
+        name
+        for name in chosen
+        if (times_max := ATTACKS[name].times_max) is not None
+        and found[name].seconds > times_max * honest
+    ]
     cores = max(found[name].cores for name in chosen) - min(before.cores, after.cores)
     print(f"extra processor time of an honest node: at most {cores:.2f} of a core")
     print(f"too slow: {', '.join(too_slow)}" if too_slow else "no attack costs more than it may")
     return 1 if too_slow else 0
 
 
-def _say(name: str, pace: Pace, times: float | None, times_max: float | None) -> None:
+def _say(name: str, pace: Pace, honest: float | None, attack: Attack) -> None:
     text = f"{name:14} {pace.seconds:6.2f} s a round, {pace.cores:.2f} cores a node"
-    if times is not None:
-        text += f", {times:.2f} times"
-    if times_max is not None:
-        text += f" (at most {times_max:g})"
+    if (attack.lies or attack.burns) and not math.isnan(pace.beside):
+        text += f" and {pace.beside:.2f} {'beside them' if attack.burns else 'the liar'}"
+    if honest is not None:
+        text += f", {pace.seconds / honest:.2f} times"
+        if attack.times_max is not None and attack != Attack():
+            text += f" (at most {attack.times_max:g})"
     if pace.slow:
         text += f"; slow: {pace.slow}"
     print(text, flush=True)

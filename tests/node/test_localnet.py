@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -84,3 +85,25 @@ def test_liars_are_started_as_such(tmp_path):
     assert "holdout.node.localnet.lying_node" in command_of(nodes[3], plan)
     assert command_of(nodes[3], plan)[-4:] == ["--liars", "3", "--until", "2"]
     assert "holdout.node.demo:make_lying_worker" in (nodes[3].folder / "node.toml").read_text()
+    assert "--full-speed" not in command_of(nodes[3], plan)
+    assert "--full-speed" in command_of(nodes[3], replace(plan, full_speed=True))
+
+
+def test_a_flooding_liar_takes_what_the_others_leave_of_this_machine():
+    # In a session of its own, as a node is: the whole session gets less.
+    script = (
+        "import os; from holdout.node.localnet.lying_node import *\n"
+        "leave_the_processors_to_others()\n"
+        "print(os.getpriority(os.PRIO_PROCESS, 0))\n"
+        "print(AUTOGROUP.read_text() if AUTOGROUP.exists() else 'autogroup nice 19')"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        capture_output=True,
+        text=True,
+        check=True,
+        start_new_session=True,
+    )
+    own, of_the_session = done.stdout.splitlines()[:2]
+    assert own == "19"
+    assert of_the_session.endswith("nice 19")

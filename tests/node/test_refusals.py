@@ -2,6 +2,8 @@
 
 import io
 import json
+import subprocess
+import sys
 
 from holdout.node.logs import Log
 from holdout.node.network import refusals
@@ -29,7 +31,7 @@ class Rig:
         return self.links
 
     def refuse(self, number):
-        self.refusals.on_line(MESSAGE.replace("SHORT", number[:8]))
+        self.refusals.on_lines([MESSAGE.replace("SHORT", number[:8])])
 
     @property
     def logged(self):
@@ -84,7 +86,7 @@ def test_nobody_is_charged_where_two_connections_look_alike():
 def test_every_refusal_is_counted_and_few_are_logged():
     rig = Rig()
     for _ in range(1_000):
-        rig.refusals.on_line("TLS error: peer sent no certificates")
+        rig.refusals.on_lines(["TLS error: peer sent no certificates"])
         rig.refuse(ALICE)
     assert rig.refusals.connections == {"no-certificate": 1_000}
     assert [(e["event"], e["kind"], e["count"]) for e in rig.logged] == [
@@ -96,11 +98,53 @@ def test_every_refusal_is_counted_and_few_are_logged():
     assert rig.logged[-1]["count"] == 1_001
 
 
+def test_a_flood_of_refused_messages_is_counted_in_batches_with_whatever_else_was_printed():
+    rig = Rig()
+    lines = [MESSAGE.replace("SHORT", number[:8]) for number in (ALICE, BOB, ALICE)]
+    rig.refusals.on_lines([*lines * 1_000, "TLS error: peer sent no certificates"])
+    assert rig.refusals.messages() == {"alice": 2_000, "bob": 1_000}
+    assert rig.refusals.connections == {"no-certificate": 1}
+    # One look at the clock and the log for each sender, not for each message.
+    assert [(e["kind"], e["count"]) for e in rig.logged if e["event"] == "refused-message"] == [
+        ("alice", 2_000),
+        ("bob", 1_000),
+    ]
+
+
+def test_what_libraries_print_is_handed_over_in_whole_lines_and_few_batches():
+    # In a process of its own, whose standard output it takes away.
+    script = """
+import os, sys, threading
+from holdout.node.logs import divert_output
+batches, done = [], threading.Event()
+def on_lines(lines):
+    batches.append(lines)
+    if lines and lines[-1] == "end":
+        done.set()
+real = divert_output(on_lines)
+for number in range(10_000):
+    os.write(1 + number % 2, f"line {number} ".encode() + b"\\xff" + b"x" * 150 + b"\\n")
+os.write(1, b"e")
+os.write(2, b"nd\\n")
+assert done.wait(30)
+lines = [line for batch in batches for line in batch]
+print(len(lines), len(batches) < 500, lines[9_999].split("\\ufffd")[0], file=sys.stderr)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True
+    )
+    assert done.stderr.split() == ["10001", "True", "line", "9999"]
+
+
 def test_what_is_no_refusal_is_not_counted():
     rig = Rig()
-    rig.refusals.on_line("WARN zenoh_link_tls::utils: Skipping name verification of TLS server")
-    rig.refusals.on_line("ERROR something else")
-    rig.refusals.on_line("TRACE net-0 zenoh::net::routing::interceptor: Msg intercepted!")
+    rig.refusals.on_lines(
+        [
+            "WARN zenoh_link_tls::utils: Skipping name verification of TLS server",
+            "ERROR something else",
+            "TRACE net-0 zenoh::net::routing::interceptor: Msg intercepted!",
+        ]
+    )
     assert not rig.refusals.connections
     assert not rig.refusals.messages()
     assert rig.logged == []

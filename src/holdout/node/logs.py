@@ -1,14 +1,21 @@
 """The node's log: one JSON object a line, with time, level, node, round, event and its details."""
 
+import fcntl
 import json
 import os
 import sys
 import threading
+import time
 from collections.abc import Callable
+from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Any, TextIO
 
 LEVELS = {"debug": 10, "info": 20, "warning": 30, "error": 40}
+PIPE_BYTES = 1 << 20
+"""Room for what libraries print during a pause: a writer that finds none has to wait."""
+PAUSE_SECONDS = 0.02
+"""The pause between two looks at what they print."""
 
 
 class Log:
@@ -55,25 +62,35 @@ def _plain(value: object) -> str:
     return value.hex() if isinstance(value, bytes) else str(value)
 
 
-def divert_output(on_line: Callable[[str], None]) -> TextIO:
-    """Hand every line that libraries print to `on_line`; returns the real standard error.
+def divert_output(on_lines: Callable[[list[str]], None]) -> TextIO:
+    """Hand all lines that libraries print to `on_lines`; returns the real standard error.
 
     Only the transport's log tells of refused connections, and it goes to the process's standard
-    output, which a running node uses for nothing else.
+    output, which a running node uses for nothing else. Lines are handed over in batches: a member
+    that has a line written for each message of a flood must not have this process woken for each.
     """
     real = os.fdopen(os.dup(2), "w", encoding="utf-8", errors="replace")
     reader, writer = os.pipe()
+    if hasattr(fcntl, "F_SETPIPE_SZ"):
+        with suppress(OSError):  # Its owner has too many pipes: the usual size will do.
+            fcntl.fcntl(writer, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
     sys.stdout.flush()
     os.dup2(writer, 1)
     os.dup2(writer, 2)
     os.close(writer)
     # Python's own messages (tracebacks) still go to the real one.
     sys.stderr = real
-
-    def read() -> None:
-        with os.fdopen(reader, "r", encoding="utf-8", errors="replace") as lines:
-            for line in lines:
-                on_line(line.rstrip("\n"))
-
-    threading.Thread(target=read, name="engine-log", daemon=True).start()
+    threading.Thread(
+        target=_hand_over, args=(reader, on_lines), name="engine-log", daemon=True
+    ).start()
     return real
+
+
+def _hand_over(reader: int, on_lines: Callable[[list[str]], None]) -> None:
+    """Read lines until there are no more writers."""
+    rest = b""
+    while chunk := os.read(reader, PIPE_BYTES):
+        *whole, rest = (rest + chunk).split(b"\n")
+        on_lines([line.decode("utf-8", "replace") for line in whole])
+        time.sleep(PAUSE_SECONDS)
+    os.close(reader)

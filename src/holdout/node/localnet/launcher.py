@@ -67,6 +67,8 @@ class LocalnetPlan:
     """Keep gradients, bodies and models of all rounds, for a full audit."""
     page: str | None = None
     """The address of a page that shows the whole network, HOST:PORT."""
+    full_speed: bool = False
+    """Liars that flood get as much of this machine's processors as others, not just the rest."""
 
 
 @dataclass(slots=True)
@@ -183,6 +185,8 @@ def command_of(node: LocalNode, plan: LocalnetPlan) -> list[str]:
     liars = ",".join(str(i) for i in range(plan.nodes - plan.byzantine, plan.nodes))
     lies = ",".join(plan.lies)
     lying = [sys.executable, "-m", "holdout.node.localnet.lying_node", str(node.folder)]
+    if plan.full_speed:
+        lying.append("--full-speed")
     return [*lying, "--lies", lies, "--liars", liars, *until]
 
 

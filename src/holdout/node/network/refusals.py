@@ -10,7 +10,7 @@ import re
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 from holdout.node.logs import Log
 
@@ -39,8 +39,8 @@ REASONS = tuple(reason for _, reason in CONNECTIONS)
 """Why connections are refused."""
 
 _MESSAGE = "Msg intercepted!"
-_SOURCE = re.compile(r"src=[a-z]+/([0-9a-f]+)")
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
+_SOURCE = re.compile(r"src(?:\x1b\[[0-9;]*m)*=(?:\x1b\[[0-9;]*m)*[a-z]+/([0-9a-f]+)")
 _MEANT = "Skipping name verification"
 """Expected: members are known by the names in their certificates (`zenoh_config`)."""
 
@@ -82,21 +82,25 @@ class Refusals:
                 self._look()
             return self._messages + Counter({SOMEBODY: self._unsettled.total()})
 
-    def on_line(self, line: str) -> None:
-        """Handle a line of the transport's log."""
-        line = _COLOURS.sub("", line)
-        if line.endswith(_MESSAGE):
-            found = _SOURCE.search(line)
-            if found is None:
-                # One that this node was sending: the answer to a question that has timed out.
-                return
+    def on_lines(self, lines: Sequence[str]) -> None:
+        """Handle lines of the transport's log; a flood may bring many thousands a second."""
+        sources: Counter[str] = Counter()
+        for line in lines:
+            if not line.endswith(_MESSAGE):
+                self._on_connection(_COLOURS.sub("", line))
+            # Without a source it is one that this node was sending: an answer that came too late.
+            elif (found := _SOURCE.search(line)) is not None:
+                sources[found[1]] += 1
+        for number, count in sources.items():
             with self._lock:
-                name = self._charge(found[1])
-                count = self._messages[name]
+                name = self._charge(number, count)
+                total = self._messages[name]
                 if name == SOMEBODY:
-                    count += self._unsettled.total()
-            self._say("refused-message", name, count)
-            return
+                    total += self._unsettled.total()
+            self._say("refused-message", name, total)
+
+    def _on_connection(self, line: str) -> None:
+        """Handle a line that may be about a refused connection."""
         for pattern, kind in CONNECTIONS:
             if pattern.search(line):
                 self.connections[kind] += 1
@@ -105,15 +109,15 @@ class Refusals:
         if _MEANT not in line:
             self._log.debug("transport-says", line=line)
 
-    def _charge(self, number: str) -> str:
-        """Count a refused message for the member with this connection, if it is known."""
+    def _charge(self, number: str, count: int) -> str:
+        """Count refused messages for the member with this connection, if it is known."""
         if self._name_of(number) is None and self._clock() - self._looked >= LOOK_SECONDS:
             self._look()
         name = self._name_of(number)
         if name is None and (number in self._unsettled or len(self._unsettled) < UNSETTLED_MAX):
-            self._unsettled[number] += 1
+            self._unsettled[number] += count
             return SOMEBODY
-        self._messages[name or SOMEBODY] += 1
+        self._messages[name or SOMEBODY] += count
         return name or SOMEBODY
 
     def _look(self) -> None:

@@ -246,7 +246,7 @@ class _Node:
 
     def _connect(self) -> ZenohTransport:
         folder, service = self.folder, self.service
-        self.log.file = divert_output(self.refusals.on_line)
+        self.log.file = divert_output(self.refusals.on_lines)
         peers = folder.settings.peers
         members = [
             Peer(w, m.name, peers.get(m.name, m.address))
