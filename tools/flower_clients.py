@@ -11,8 +11,10 @@ from flwr.serverapp import Grid
 from torch import Tensor
 
 from holdout.data.datasets import load
+from holdout.errors import InfeasibleError
 from holdout.flower.robust import Robust
 from holdout.flower.strategy import HoldOut
+from holdout.rules import RULES
 from holdout.seeds import stream
 
 PIXELS, HIDDEN, CLASSES = 784, 32, 10
@@ -21,17 +23,17 @@ LATE = 8
 """From which round on liars lie who wait."""
 FIRST_NODE = 101
 TARGET_CLASS = 0
+DRAWN = "drawn "
+"""Before the name of a rule that gets the updates of HoldOut's proposers alone."""
 
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """A federation: how many clients, how many of them lie, who proposes, what Bulyan can do."""
+    """A federation: how many clients, how many of them lie, how many propose in a round."""
 
     clients: int
     liars: int
     proposers: int
-    bulyan: int
-    """The most liars that Bulyan can be told of: n >= 4f + 3."""
 
 
 Parts = tuple[Tensor, Tensor, Tensor, Tensor]
@@ -232,15 +234,31 @@ class Clients(Grid):
 
 
 def make_strategy(rule: str, setting: Setting, seed: int) -> HoldOut | Robust:
-    """HoldOut with its default share of liars; other rules are told the true one."""
+    """HoldOut with its default share of liars; other rules are told the true number if they can."""
     if rule == "holdout":
         voters = setting.clients - setting.proposers
         return HoldOut(
             num_proposers=setting.proposers, num_voters=voters, seed=seed, fraction_evaluate=0.0
         )
-    told = setting.bulyan if rule == "bulyan" else setting.liars
-    share = f"{told}/{setting.clients}"
-    return Robust(rule=rule, byzantine_fraction=share, seed=seed, fraction_evaluate=0.0)
+    name = rule.removeprefix(DRAWN)
+    asked = setting.proposers if rule.startswith(DRAWN) else setting.clients
+    share = f"{most_told(name, asked, setting.liars)}/{asked}"
+    return Robust(
+        rule=name, num_proposers=asked, byzantine_fraction=share, seed=seed, fraction_evaluate=0.0
+    )
+
+
+def most_told(rule: str, updates: int, liars: int) -> int:
+    """The number of liars, or the largest below it that the rule can be told among so many."""
+    told = min(liars, (updates - 1) // 2)
+    while told:
+        try:
+            RULES[rule].check_feasible(rule, n=updates, f=told)
+        except InfeasibleError:
+            told -= 1
+        else:
+            break
+    return told
 
 
 def run(rule: str, setting: Setting, split: str, attack: str, seed: int) -> dict[str, Any]:

@@ -131,7 +131,7 @@ def test_buffers_do_not_go_through_the_inner_strategy():
         (strategies.FedXgbBagging, "collects trees"),
         (lambda: Robust(rule="mean"), "a vote inside a vote"),
         (lambda: "FedAdam", "must be a strategy of Flower's that averages"),
-        (lambda: FedAdam, "must be a strategy of Flower's"),
+        (lambda: FedAdam, r"must be a strategy of Flower's, not its class; give FedAdam\(\)"),
     ],
 )
 def test_what_cannot_be_composed_is_refused_with_a_message(inner, message):

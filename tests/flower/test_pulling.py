@@ -5,6 +5,7 @@ import threading
 import tracemalloc
 from types import SimpleNamespace
 
+import httpx
 import numpy as np
 import pytest
 from flwr.app import Array, ArrayRecord, Message, MetricRecord, RecordDict
@@ -15,6 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.flower.flower_grid import FakeGrid, arrays, train_reply, weights
 
+from holdout.flower import pulling
 from holdout.flower.exchange import exchange
 from holdout.flower.pulling import (
     PIECE_MAX,
@@ -193,6 +195,36 @@ def test_the_connection_is_told_once(caplog):
     with caplog.at_level("WARNING", logger="flwr"):
         guard(grid)
     assert "not bounded" in caplog.text
+
+
+def server_error(request):
+    asked = httpx.Request("POST", "https://link.example/v1/runtime/pull-object")
+    raise httpx.HTTPStatusError("500", request=asked, response=httpx.Response(500))
+
+
+def lost_connection(request):
+    raise httpx.ReadError("connection reset")
+
+
+@pytest.mark.parametrize("trouble", [server_error, lost_connection])
+@pytest.mark.parametrize("call", ["PullMessages", "PullObject", "ConfirmMessageReceived"])
+def test_a_superlink_that_fails_once_costs_nobody_a_reply(monkeypatch, call, trouble):
+    monkeypatch.setattr(pulling, "OBJECT_PAUSE", 0.0)
+    sent = arrays(0.25)
+    grid = Link({1: lambda m: train_reply(m, sent)})
+    works, failed = getattr(grid._runtime_client, call), []
+
+    def fails_once(request):
+        if len(failed) < 2 and (call != "PullObject" or grid.pulled):
+            failed.append(trouble)
+            trouble(request)
+        return works(request)
+
+    setattr(grid._runtime_client, call, fails_once)
+    message = Message(RecordDict({"arrays": arrays()}), dst_node_id=1, message_type="train")
+    (reply,) = exchange(grid, [message], timeout=60, allowance=ReplyAllowance.for_model(arrays()))
+    assert reply.content["arrays"] == sent
+    assert failed
 
 
 def test_a_part_that_is_missing_makes_the_reply_unavailable():

@@ -3,6 +3,7 @@
 import inspect
 import json
 import math
+import re
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ from flwr.app import ArrayRecord, ConfigRecord, MetricRecord
 from flwr.serverapp.strategy import FedAvg
 from tests.flower.flower_grid import FakeGrid, SilentError, arrays, as_node, client_app, weights
 
-from holdout.errors import ConfigError, InfeasibleError, RunFolderError
+from holdout.errors import ConfigError, InfeasibleError, MisuseError, RunFolderError
 from holdout.experiments.curves import final_table
 from holdout.experiments.report import write_report
 from holdout.flower import HoldOut, Robust, vote_mod
@@ -84,11 +85,68 @@ def test_every_argument_of_fedavg_is_taken_in_its_place():
         ({"trained": "*lora*"}, r"trained = '\*lora\*': must be a list of names"),
         ({"buffers": [3]}, r"buffers = \[3\]: must be a list of names"),
         ({"fraction_train": 1.0}, "nobody would be left to vote"),
+        ({"fraction_train": "half"}, "fraction_train = 'half': must be a number from 0 to 1"),
+        ({"fraction_train": math.nan}, "fraction_train = nan: must be a number from 0 to 1"),
+        ({"fraction_train": -0.5}, "fraction_train = -0.5"),
+        ({"fraction_evaluate": 2}, "fraction_evaluate = 2: must be a number from 0 to 1"),
+        ({"fraction_evaluate": None}, "fraction_evaluate = None"),
+        ({"fraction_evaluate": True}, "fraction_evaluate = True"),
+        ({"min_train_nodes": 0}, "min_train_nodes = 0: must be a whole number, 1 or more"),
+        ({"min_evaluate_nodes": -1}, "min_evaluate_nodes = -1: must be a whole number, 0 or more"),
+        ({"min_available_nodes": "all"}, "min_available_nodes = 'all'"),
+        ({"min_available_nodes": None}, "min_available_nodes = None"),
+        ({"weighted_by_key": 3}, "weighted_by_key = 3: must be a text"),
+        ({"arrayrecord_key": ""}, "arrayrecord_key = '': must be a text that is not empty"),
+        ({"arrayrecord_key": "config"}, "must differ"),
+        ({"train_metrics_aggr_fn": 3}, "train_metrics_aggr_fn = 3: must be a function"),
+        ({"propose_timeout": "long"}, "propose_timeout = 'long': must be a positive number"),
+        ({"vote_timeout": None}, "vote_timeout = None: must be a positive number"),
+        ({"grace_time": "short"}, "grace_time = 'short'"),
+        ({"ballots": "approvals", "vote_step": True}, "vote_step = True"),
+        ({"run_folder": 3}, "run_folder = 3: must be a text"),
+        ({"run_folder": ""}, "run_folder = ''"),
+        ({"name": None}, "name = None: must be a text"),
+        ({"attack": 3}, "attack = 3: must be a text"),
     ],
 )
 def test_a_mistake_in_the_arguments_is_a_clear_error(settings, message):
     with pytest.raises(ConfigError, match=message):
         HoldOut(**settings)
+
+
+def test_who_trains_nobody_may_say_so_as_with_fedavg():
+    strategy = HoldOut(fraction_train=0.0, min_train_nodes=0)
+    assert strategy.start(federation(), arrays(0.0), num_rounds=1).rounds == 1
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"grid": None}, "grid = None: must be the Grid"),
+        ({"grid": arrays(0.0), "initial_arrays": federation()}, "grid = <ArrayRecord>"),
+        ({"initial_arrays": {"w": torch.zeros(3)}}, "initial_arrays = <dict>: must be an Array"),
+        ({"initial_arrays": [np.zeros(3)]}, "initial_arrays = <list>"),
+        ({"initial_arrays": None}, "initial_arrays: needed"),
+        ({"num_rounds": -1}, "num_rounds = -1: must be a whole number, 0 or more"),
+        ({"num_rounds": 2.5}, "num_rounds = 2.5"),
+        ({"num_rounds": "3"}, "num_rounds = '3'"),
+        ({"timeout": None}, "timeout = None: must be a positive number of seconds"),
+        ({"timeout": 0}, "timeout = 0"),
+        ({"train_config": {"lr": 0.1}}, "train_config = <dict>: must be a ConfigRecord"),
+        ({"evaluate_config": {"lr": 0.1}}, "evaluate_config = <dict>"),
+        ({"evaluate_fn": 3}, "evaluate_fn = 3: must be a function"),
+    ],
+)
+def test_a_mistake_in_what_start_is_given_is_a_clear_error(given, message):
+    usual = {"grid": federation(), "initial_arrays": arrays(0.0), "num_rounds": 1}
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        holdout().start(**{**usual, **given})
+
+
+@pytest.mark.parametrize("returned", [0.5, (0.5, {"accuracy": 0.9})])
+def test_an_evaluation_that_returns_no_metrics_is_named(returned):
+    with pytest.raises(MisuseError, match=r"evaluate_fn .* must return a MetricRecord or None"):
+        holdout().start(federation(), arrays(0.0), num_rounds=1, evaluate_fn=lambda *_: returned)
 
 
 @pytest.mark.parametrize("strategy", [HoldOut, Robust])

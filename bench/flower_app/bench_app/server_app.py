@@ -37,7 +37,13 @@ def main(grid: Grid, context: Context) -> None:
     out = Path(str(config["out"]))
     if config["weights"]:
         at_once = int(config["at-once"]) or None
-        _write(out, _large_round(grid, len(nodes) // 2, int(config["weights"]), at_once))
+        try:
+            found = _large_round(grid, len(nodes) // 2, int(config["weights"]), at_once)
+        except Exception as error:
+            # Whoever waits for the file must not wait for ever.
+            _write(out, {"error": f"{type(error).__name__}: {error}"})
+            raise
+        _write(out, found)
         return
     times = _seconds(
         {
@@ -51,7 +57,7 @@ def main(grid: Grid, context: Context) -> None:
     _write(out, times)
 
 
-def _write(out: Path, found: Mapping[str, float]) -> None:
+def _write(out: Path, found: Mapping[str, float | str]) -> None:
     out.with_suffix(".partial").write_text(json.dumps(found), "utf-8")
     out.with_suffix(".partial").rename(out)
 

@@ -32,7 +32,14 @@ from flwr.serverapp import Grid
 from holdout.custom_code import Kept
 from holdout.errors import ConfigError, MisuseError
 from holdout.flower.answers import Answers, collate, log_faults
-from holdout.flower.arguments import count_problems, pattern_problems, timeout_problems
+from holdout.flower.arguments import (
+    count_problems,
+    fedavg_problems,
+    folder_problems,
+    pattern_problems,
+    text_problems,
+    timeout_problems,
+)
 from holdout.flower.arrays import BUFFERS, Layout
 from holdout.flower.complaints import Complaints, describe, describe_arrays
 from holdout.flower.drawing import NodeDraws
@@ -370,6 +377,7 @@ class CheckedStrategy(LongRun):
     def _shared_problems(self) -> list[str]:
         """Mistakes in the arguments that all our strategies take."""
         problems = [
+            *fedavg_problems(self),
             *count_problems("num_proposers", self.num_proposers),
             *count_problems("seed", self.seed, least=0),
             *pattern_problems("trained", self.trained),
@@ -379,6 +387,9 @@ class CheckedStrategy(LongRun):
             *timeout_problems("propose_timeout", self.propose_timeout),
             *timeout_problems("connect_timeout", self.connect_timeout),
             *([] if self.grace_time is None else timeout_problems("grace_time", self.grace_time)),
+            *folder_problems("run_folder", self.run_folder),
+            *text_problems("name", self.name),
+            *text_problems("attack", self.attack),
         ]
         try:
             self._exact_fraction()

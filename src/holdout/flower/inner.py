@@ -51,6 +51,11 @@ def inner_problems(inner: object, *, array_key: str) -> list[str]:
     name = type(inner).__name__
     if inner is None:
         return []
+    if isinstance(inner, type):
+        return [
+            f"inner = {inner.__name__}: must be a strategy of Flower's, not its class; "
+            f"give {inner.__name__}()"
+        ]
     if not isinstance(inner, FedAvg):
         return [f"inner = {name}: must be a strategy of Flower's that averages, such as FedAdam"]
     if type(inner).__module__.startswith("holdout."):

@@ -6,7 +6,7 @@ so that no error takes a trained model away, with a checkpoint after each round.
 
 import logging
 from abc import abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from fractions import Fraction
 from pathlib import Path
@@ -18,8 +18,8 @@ from flwr.serverapp.strategy import FedAvg
 from flwr.serverapp.strategy.strategy_utils import log_strategy_start_info
 
 from holdout.custom_code import Kept
-from holdout.errors import ConfigError, InfeasibleError
-from holdout.flower.arguments import timeout_problems
+from holdout.errors import ConfigError, InfeasibleError, MisuseError
+from holdout.flower.arguments import start_problems
 from holdout.flower.complaints import Complaints
 from holdout.flower.drawing import NodeDraws
 from holdout.flower.exchange import Again, PollingGrid, exchange
@@ -138,13 +138,19 @@ class LongRun(FedAvg):
             error is raised only as long as there is nothing to lose: before the first round is
             decided.
         """
+        problems = start_problems(
+            grid=grid,
+            initial_arrays=initial_arrays,
+            num_rounds=num_rounds,
+            timeout=timeout,
+            configs={"train_config": train_config, "evaluate_config": evaluate_config},
+            evaluate_fn=evaluate_fn,
+        )
+        if self._saved is None and initial_arrays is None:
+            problems.append("initial_arrays: needed, since this strategy resumes no run")
+        if problems:
+            raise ConfigError(problems, where="start()")
         saved, self._saved = self._saved, None
-        if saved is None and initial_arrays is None:
-            raise ConfigError(
-                ["initial_arrays: needed, since this strategy resumes no run"], where="start()"
-            )
-        if timeout_problems("timeout", timeout):
-            raise ConfigError(timeout_problems("timeout", timeout), where="start()")
         self._begin()
         self._timeout = timeout
         self._evaluate_config = evaluate_config or ConfigRecord()
@@ -331,6 +337,11 @@ class LongRun(FedAvg):
 
         def evaluate(server_round: int, arrays: ArrayRecord) -> MetricRecord | None:
             metrics = evaluate_fn(server_round, arrays)
+            if not isinstance(metrics, Mapping | None):
+                raise MisuseError(
+                    "evaluate_fn (the server's evaluation) must return a MetricRecord or None; "
+                    f"got <{type(metrics).__name__}>"
+                )
             self._recorder.evaluated(metrics, central=True)
             return metrics
 

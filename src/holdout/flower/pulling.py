@@ -2,13 +2,14 @@
 
 Flower's own decoder joins whatever a reply names: a reply of 5 MB that names one chunk of an array
 two thousand times becomes 10 GB. So replies from a SuperLink are fetched here piece by piece, each
-against an `ReplyAllowance`:
+against a `ReplyAllowance`:
 
 - words: names, metrics, errors, and how arrays are put together;
 - numbers: the bytes of arrays, counted as joined, before they are.
 
 No piece is received whose announced length is too large. A reply that would cost more is refused
-with `TooLarge`, and the SuperLink is told that it may forget it.
+with `TooLarge`, and the SuperLink is told that it may forget it. Where the SuperLink itself fails,
+as when its database is busy, it is asked again: that is no fault of a node.
 
 Where replies are handed over as Python objects, as in Flower's simulation, there is nothing to
 decode; they are taken as they are, and checked like any other.
@@ -19,6 +20,7 @@ import json
 import logging
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -26,6 +28,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, Re
 from flwr.proto.message_pb2 import ConfirmMessageReceivedRequest, PullObjectRequest
 from flwr.proto.runtime_pb2 import PullAppMessagesRequest
 from flwr.serverapp import Grid
+from httpx import HTTPError, HTTPStatusError
 
 LOG = logging.getLogger("flwr")
 
@@ -38,7 +41,7 @@ PIECE_MAX = 2**24
 PIECE_COST = 256
 """Bytes that a piece costs besides its own: its name, and what it is wrapped in."""
 OBJECT_PAUSE = 0.5
-"""Seconds between two questions for a piece that has not been uploaded yet."""
+"""Seconds between two questions for a piece that was not there, or to a SuperLink that failed."""
 
 _PIECE_PATHS = ("/pull-object", "/pull-messages")
 _DIVIDER = b"\0"
@@ -92,7 +95,8 @@ def pull(
     client = _client_of(grid)
     if client is None or allowance is None:
         return list(grid.pull_messages([identifier]))
-    answer = client.PullMessages(PullAppMessagesRequest(message_ids=[identifier]))
+    question = PullAppMessagesRequest(message_ids=[identifier])
+    answer = _patiently(client.PullMessages, question, stop)
     return [
         _fetch(grid, client, found.metadata.message_id, allowance.copy(), stop)
         for found in answer.messages_list
@@ -107,7 +111,7 @@ def _fetch(
     def fetch(object_id: str) -> bytes:
         request = PullObjectRequest(node=grid.node, run_id=run_id, object_id=object_id)
         while True:
-            response = client.PullObject(request)
+            response = _patiently(client.PullObject, request, stop)
             if not response.object_found:
                 raise Gone(f"its part {object_id[:12]} is missing")
             if response.object_available:
@@ -119,13 +123,26 @@ def _fetch(
         message = _message(message_id, fetch, allowance)
     finally:
         # Whatever became of it: what is confirmed need not be kept by the SuperLink any longer.
-        client.ConfirmMessageReceived(
-            ConfirmMessageReceivedRequest(
-                node=grid.node, run_id=run_id, message_object_id=message_id
-            )
+        confirmed = ConfirmMessageReceivedRequest(
+            node=grid.node, run_id=run_id, message_object_id=message_id
         )
+        with suppress(HTTPError):
+            client.ConfirmMessageReceived(confirmed)
     message.metadata.__dict__["_message_id"] = message_id
     return message
+
+
+def _patiently(call: Callable[[Any], Any], request: object, stop: threading.Event) -> Any:
+    """Call the SuperLink again while it fails, until nobody waits any more."""
+    while True:
+        try:
+            return call(request)
+        except HTTPError as error:
+            if isinstance(error, HTTPStatusError) and not error.response.is_server_error:
+                raise
+            LOG.debug("the SuperLink failed and is asked again: %s", error)
+            if stop.wait(OBJECT_PAUSE):
+                raise Gone(f"the SuperLink failed: {error}") from error
 
 
 Fetch = Callable[[str], bytes]

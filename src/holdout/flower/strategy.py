@@ -165,7 +165,7 @@ class HoldOut(CheckedStrategy):
         voters, least = self.num_voters, self.min_ballots
         if type(voters) is int and type(least) is int and least > voters:
             problems.append(f"min_ballots = {least}: must be at most num_voters = {voters}")
-        if self.num_proposers is None and self.fraction_train >= 1:
+        if self.num_proposers is None and self.fraction_train == 1:
             problems.append(
                 f"fraction_train = {self.fraction_train}: nobody would be left to vote, since "
                 "proposers do not; give num_proposers and num_voters, or a smaller fraction"
@@ -184,7 +184,7 @@ class HoldOut(CheckedStrategy):
                 f'rule = {self.rule!r}: with ballots = "{self.ballots}" must be {wanted}'
             )
         step = self.vote_step
-        if step is not None and not (isinstance(step, int | float) and 0 < step <= 1):
+        if step is not None and not (type(step) in (int, float) and 0 < step <= 1):
             problems.append(f"vote_step = {step!r}: must be a number above 0 and at most 1")
         problems += [
             f'{argument} has no effect on joint ballots; give ballots="{APPROVALS}" with it'
