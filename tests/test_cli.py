@@ -345,6 +345,13 @@ def test_a_mistake_exits_2_and_makes_no_folder(config, capsys, values):
     assert not Path("out").exists()
 
 
+def test_a_missing_sweep_is_refused_with_the_names_of_those_that_come_with_holdout(
+    beside_us, capsys
+):
+    message = refused(capsys, "sweep", "vote-famly")
+    assert "vote-famly: there is no such file; vote-family and wrong-share come" in message
+
+
 def test_a_missing_or_broken_config_is_named(beside_us, capsys):
     assert "missing.toml: cannot be read" in refused(capsys, "run", "missing.toml")
     (beside_us / "broken.toml").write_text("rounds = ")

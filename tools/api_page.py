@@ -34,12 +34,12 @@ WIDTH = 88
 INTRODUCTION = """\
 # The public names
 
-What stands on this page is public: it follows [semantic versioning](https://semver.org), and the
-[changelog](../CHANGELOG.md) names every change. Until 1.0.0 a minor version may break a public
-name, a patch never does. Everything else, in whatever module, may change or go at any time.
+The names on this page are public: they follow [semantic versioning](https://semver.org), and the
+[changelog](../CHANGELOG.md) lists every change. Until 1.0.0 a minor version may break a public
+name; a patch never does. Everything else, in any module, may change or disappear at any time.
 
 `import holdout` is enough: sub-packages are loaded at first use, as in `holdout.rules.krum`.
-`holdout.__version__` is the version. Each example runs by itself, and is run by the tests.
+`holdout.__version__` is the version. Each example runs on its own, and the tests run it.
 `make docs` writes this page from the docstrings.
 """
 

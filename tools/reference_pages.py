@@ -46,12 +46,13 @@ class MissingPart(Exception):  # noqa: N818  # It names what to write.
 CONFIG_HEAD = f"""\
 # The config
 
-Every key of a config, section by section. A TOML file names only what differs from the defaults;
+Every key of a config, section by section. A TOML file names only what differs from the defaults,
 `--set section.key=value` on the command line overrides it, and `config.toml` in a run folder holds
-all of them. A key that is unknown or of another type, and values that do not fit each other, are
-reported at once, before anything is run. Where a text may be `"{CUSTOM}"`, the function
-of that name is imported and called; the module may lie in the folder in which the command is
-started. What can be named: [rules](rules.md), [attacks](attacks.md); `holdout list` prints it.
+all keys. Unknown keys, values of the wrong type, and values that do not fit each other are all
+reported together, before anything is run. Where a text may be `"{CUSTOM}"`, the function
+of that name is imported and called; its module may be in the folder in which the command is
+started. The names that a config may use are in [rules](rules.md) and [attacks](attacks.md);
+`holdout list` prints them.
 
 This page is made from the source by `make docs`.
 """
@@ -283,11 +284,11 @@ This page is made from the docstrings by `make docs`.
 ATTACKS_HEAD = """\
 # Attacks
 
-What `attack.name` and `attack.voters` may name, with definitions. x_1 ... x_h are the honest
+The values of `attack.name` and `attack.voters`, with definitions. x_1 ... x_h are the honest
 updates that the liars know by `attack.knowledge`, μ and σ their mean and deviation in each
-coordinate, w the weights, η the learning rate, k the names on a full ballot. Parameters are keys of
-`[attack]`; custom code is named `"package.module:name"`. When and how often they lie: `onset`,
-`ramp`, `every` and `dormant` in [the config](config.md#attack).
+coordinate, w the weights, η the learning rate, k the number of names on a full ballot. Parameters
+are keys of `[attack]`; custom code is named `"package.module:name"`. When and how often the liars
+lie is set by `onset`, `ramp`, `every` and `dormant` in [the config](config.md#attack).
 
 This page is made from the docstrings by `make docs`.
 """

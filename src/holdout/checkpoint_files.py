@@ -22,8 +22,8 @@ ENDS = Path("checkpoint") / "ends"
 Arrays = Mapping[str, npt.NDArray[Any]]
 
 _READING = Lock()
-"""Held while numpy reads headers: it parses them with `ast`, which on Python 3.11 fails with a
-SystemError now and then when two threads do so at once."""
+"""Held while numpy reads headers: it parses them with `ast`, which on Python 3.11 occasionally
+fails with a SystemError when two threads do it at once."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -128,7 +128,7 @@ def summarise(
     environment: Mapping[str, Any],
     notes: Sequence[str] = (),
 ) -> dict[str, Any]:
-    """What `summary.json` holds: one entry a curve, in the order of the rounds."""
+    """What `summary.json` holds: one entry per curve, in the order of the rounds."""
     curves: dict[CurveKey, list[Mapping[str, Any]]] = {}
     for record in rounds:
         curves.setdefault(key_of(record), []).append(record)

@@ -69,7 +69,7 @@ class ConfigError(UserError):
 
 
 class InfeasibleError(UserError):
-    """A rule cannot work with so few updates and so many liars; the message names n and f.
+    """A rule cannot work with this few updates or this many liars; the message names n and f.
 
     A custom rule may raise it too: the round then makes no step, and is counted.
     """

@@ -1,31 +1,31 @@
 """The joint vote: voters' own updates make one holdout direction, and it judges every proposal.
 
 In the paper a voter c tries each proposal u_j and ranks it by L_c(w - eta u_j). Proposition 1 rests
-on what that loss is to first order, L_c(w) - eta <u_j, g_c> with g_c the gradient of L_c at w: by
-convexity and smoothness the two differ by at most eta^2 beta G^2 / 2, so the proposals that a voter
-prefers are, up to this term, those with the largest <u_j, g_c>. Hence g_c holds all that voter c
-could say about any proposal, and it does not depend on the proposals. A joint ballot is g_c itself
-(with local steps, the update that a proposer would send), computed on the voter's holdout rows. A
-voter needs the current model and nothing else; it costs what proposing costs, however many
-proposals there are; and it sees nobody's update.
+on the first-order form of that loss, L_c(w) - eta <u_j, g_c>, where g_c is the gradient of L_c at
+w: by convexity and smoothness the two differ by at most eta^2 beta G^2 / 2, so up to this term a
+voter prefers the proposals with the largest <u_j, g_c>. Hence g_c holds all that voter c could say
+about any proposal, and it does not depend on the proposals. A joint ballot is g_c itself (with
+local steps, the update that a proposer would send), computed on the voter's holdout rows. A voter
+needs only the current model; its ballot costs as much as a proposal, however many proposals there
+are; and it sees nobody's update.
 
-Since the server holds all voters' messages, it need not ask each voter for a verdict. Voters whose
-data are skewed cannot judge a single update well, but their gradients can be averaged. So:
+Since the server holds all voters' messages, it need not ask each voter for a verdict. Voters with
+skewed data cannot judge a single update well, but their gradients can be averaged. So:
 
     screen     lies that agree with each other more than honest updates do lose weight
                (`rules.covariance.screen`); messages and proposals are screened together, because
-               half of one draw may lie, but seldom half of two
-    direction  h_t = the weighted mean of the messages, brought to length 1, so that no single draw
-               speaks louder than another; H_t = memory * H_{t-1} + (1 - memory) * h_t
-    judge      a proposal whose cosine with H_t is below the median loses weight; the lowest are out
-               where <u_j, H_t> is negative, then those that the screen left with next to nothing:
-               N_p - k at most in all, so a draw of mostly lying voters can never leave the lies
-               alone. Where most vectors of a round point away from H_t it is not asked
+               half of one draw may lie, but seldom half of both
+    direction  h_t = the weighted mean of the messages, scaled to length 1, so that no single draw
+               counts for more than another; H_t = memory * H_{t-1} + (1 - memory) * h_t
+    judge      a proposal whose cosine with H_t is below the median loses weight. At most N_p - k
+               proposals are out: first the lowest of those with <u_j, H_t> < 0, then those to which
+               the screen left next to nothing. So a draw of mostly lying voters can never leave
+               only lies. If most vectors of a round point away from H_t, H_t is not used
     step       v_t = the mean of the rest under these weights
 
-Nobody's vector counts for more than a radius that follows the median length: one for the proposals,
-one for the messages. It may shrink as fast as in `voting.terms` but grow by a tenth a round only:
-where a bad draw has thrown the model off, honest gradients are long and their steps overshoot. All
+No vector counts for more than a radius that follows the median length; proposals have one radius,
+messages another. A radius may shrink as fast as in `voting.terms` but grow by only a tenth a round:
+if a bad draw has thrown the model off, honest gradients are long and their steps overshoot. All
 decisions follow from inner products alone.
 """
 
@@ -108,7 +108,7 @@ class JointMemory:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Products:
-    """How long the vectors of a vote are, and the cosines between them; or many votes at once.
+    """The lengths of a vote's vectors and the cosines between them; or those of many votes at once.
 
     The vectors are the n proposals, the m messages and, if there is one, the last direction.
 
@@ -302,7 +302,7 @@ def _radii(products: Products, memory: JointMemory) -> tuple[Matrix, Matrix]:
     """How long proposals and messages may be.
 
     Each follows its median. Before the first round there is nothing to compare with, so both start
-    from the median of all: liars may be half of one draw, but hardly of two at once.
+    from the median of all: liars may be half of one draw, but hardly of both.
     """
     n, m = products.proposals, products.messages
     first = _median(products.lengths[..., : n + m])

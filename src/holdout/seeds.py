@@ -1,8 +1,8 @@
 """Named random streams: `stream(seed, "committee", round)` gives the same integers everywhere.
 
 A stream is SHA-256 in counter mode over its name, so a new draw in one place moves no other, and
-every machine, Python and library version draws the same. It hands out integers; whoever needs
-tensors of noise seeds a generator with `Stream.generator_seed`.
+every machine, Python and library version draws the same. It hands out integers; for tensors of
+noise, seed a generator with `Stream.generator_seed`.
 """
 
 import hashlib

@@ -10,8 +10,8 @@ judgement needs, whatever the number of weights.
 share ε, so is the product within ε. N vectors have N (N - 1) sums and differences and N squares,
 hence N² things that may fail, and k >= ln(2 N² / δ) / (ε²/4 - ε³/6) is enough (`size_for`).
 
-**Only if S is drawn after the vectors are fixed.** d > k: whoever knows S can add to its update
-anything that S maps to zero, and no sketch will show it.
+**Only if S is drawn after the vectors are fixed.** Since d > k, a liar that knows S can add to its
+update anything that S maps to zero, and no sketch will show it.
 
 **Why dense signs.** A sparse S (Kane and Nelson, 2014) with such a bound needs about ln(1/δ) / ε
 entries in each column, here a hundred of 2,000; a scattered addition takes the time of fifty
@@ -50,7 +50,7 @@ SIZE_MAX = 4096
 """With at most this many entries, inner products stay below 2^62 and int64 holds them."""
 
 _WIDTH = 128
-"""Columns of the matrix that are drawn at once. Another number means other matrices."""
+"""Columns of the matrix that are drawn at a time. Another number means other matrices."""
 
 _SIGNS = 1.0 - 2.0 * ((np.arange(256)[:, None] >> np.arange(8)) & 1)
 """The eight signs that a byte stands for."""
@@ -59,7 +59,7 @@ _EXACT = 1 << 53
 
 
 def size_for(error: float, vectors: int, failure: float) -> int:
-    """How many entries keep all inner products of so many vectors: a multiple of eight.
+    """How many entries keep all inner products of this many vectors: a multiple of eight.
 
     Args:
         error: ε: a product of x and y is kept within ε |x| |y|.

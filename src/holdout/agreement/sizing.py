@@ -239,7 +239,7 @@ def shuffled_committee(n: int, byzantine: int, risk: Risk) -> CommitteeSize:
 def self_selected_committee(
     n: int, byzantine: int, risk: Risk, *, each_step: bool = True
 ) -> CommitteeSize:
-    """A secretly self-selected committee, drawn for each step (or, to compare, once a period)."""
+    """A secretly self-selected committee, drawn for each step (or, to compare, once per period)."""
 
     def is_safe(tau: int, quorum: int) -> bool:
         return self_selection_is_safe(

@@ -42,7 +42,7 @@ def alpha(  # noqa: PLR0917  # The order in which it is encoded.
 ) -> bytes:
     """The input of the VRF for a draw: each draw has its own."""
     if period and role in (Role.PROPOSER, Role.VOTER):
-        raise MisuseError(f"role {role} is drawn once a round; got period {period}")
+        raise MisuseError(f"role {role} is drawn once per round; got period {period}")
     if step and role is not Role.COMMITTEE:
         raise MisuseError(f"role {role} is not drawn anew for each step; got step {step}")
     return b"".join(

@@ -43,11 +43,11 @@ class DeployedRule:
     copies: int
     """How many copies of the lie are sent in addition."""
     f: int
-    """How many lies the rule is told to expect."""
+    """How many lies the rule expects."""
     context: Callable[[], RuleContext] | None = None
     """Makes the context of a rule that takes one, as far as the attacker can foresee it."""
     places: Sequence[int] = ()
-    """Where the lies stand among all updates; without it they stand behind the honest ones."""
+    """The rows of the lies among all updates; without it they follow the honest ones."""
     tolerated: Callable[[int], int] | None = None
     """How many lies the rule expects among n updates, if some are rejected; without it always f."""
     voters: Callable[[Sequence[int]], ReportingVoters] | None = None

@@ -281,7 +281,7 @@ def _most_harmful(view: View, menu: Menu, trials: Sequence[MixedLie], exact: int
 def _most_damaging(
     view: View, menu: Menu, trials: Sequence[MixedLie], count: int
 ) -> Sequence[MixedLie]:
-    """The trials that may be among so many whose step goes furthest against the gradient."""
+    """The trials that may be among those whose step goes furthest against the gradient."""
     deployed = view.deployed
     if not isinstance(deployed, DeployedRule):
         return trials
@@ -356,5 +356,5 @@ def _losses_after(view: View, steps: list[Tensor]) -> list[float]:
 
 
 def _finite_or_worst(harm: float) -> float:
-    """NaN comes of steps that no model survives."""
+    """A step that no model survives gives NaN."""
     return math.inf if math.isnan(harm) else harm

@@ -108,7 +108,7 @@ class Bomb:
 
         lie = -scale · μ, the same from every liar
 
-    Source: this project; the sign flip at a length that ends the training of whoever averages it.
+    Source: this project; the sign flip at a length that ends any training that averages it.
 
     Needs: any rule, any model.
 

@@ -86,10 +86,13 @@ def _values(options: argparse.Namespace) -> Mapping[str, Any]:
     if options.byzfl is not None:
         return _byzfl_values(options)
     if options.sweep is not None:
-        shipped = files("holdout.experiments").joinpath(f"{options.sweep}.toml")
-        if options.sweep in SHIPPED and not Path(options.sweep).exists():
-            return read_file(Path(str(shipped)))
-        return read_file(Path(options.sweep))
+        path = Path(options.sweep)
+        if options.sweep in SHIPPED and not path.exists():
+            path = Path(str(files("holdout.experiments").joinpath(f"{options.sweep}.toml")))
+        if not path.exists():
+            known = " and ".join(SHIPPED)
+            raise UserError(f"{path}: there is no such file; {known} come with holdout")
+        return read_file(path)
     if options.resume and options.out is not None:
         return read_folder(options.out)
     raise UserError("sweep needs SWEEP.toml, or --out DIR --resume to go on with one")

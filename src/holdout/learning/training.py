@@ -23,7 +23,7 @@ from holdout.learning.losses import CROSS_ENTROPY, Loss
 
 Batch = tuple[Tensor, Tensor]
 
-# Samples at once, which bounds memory. A convolution's gradient is slower below about 128.
+# Samples per pass, which bounds memory. A convolution's gradient is slower below about 128.
 EVALUATION_BLOCK = 500
 IMAGE_BLOCK = 256
 

@@ -192,7 +192,7 @@ class Replayer(Liar):
         self._heard: list[bytes] = []
 
     def hear(self, peer: int, data: bytes) -> Sequence[ev.Action]:
-        """Remember the message, and now and then send something stale or far ahead."""
+        """Remember the message, and sometimes send something stale or far ahead."""
         place = self.words.below(HEARD_MAX)
         if len(self._heard) < HEARD_MAX:
             self._heard.append(data)

@@ -46,7 +46,7 @@ REMEMBERED = 1 << 16
 
 
 class Watcher:
-    """Told what honest workers do, from outside. This one ignores it; others override."""
+    """Observes what honest workers do, from outside. This one does nothing; others override it."""
 
     def sent(self, node: SimulatedNode, data: bytes) -> None:
         """A worker hands a message to the network."""
@@ -213,7 +213,7 @@ class Cluster:
         if known is not None and known[0] is data:
             return True
         if kind is BlobKind.BLOCK:
-            # Through the tools, which remember the block for whoever reads it next.
+            # Through the tools, which remember the block for the next reader.
             try:
                 matches = self._tools.read_block(data).header.digest == digest
             except InvalidMessage:

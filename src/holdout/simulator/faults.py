@@ -123,7 +123,7 @@ class FaultPlan:
         return tuple(sorted({*(worker for worker, _ in self.liars), *self.dead}))
 
     def describe(self) -> list[str]:
-        """The plan in words, for whoever reads the trace of a run."""
+        """The plan in words, for readers of a run's trace."""
         lines = ["a safety run: faulty to its end"]
         if self.run_type is RunType.LIVENESS:
             lines = [f"a liveness run: the network heals after {_seconds(self.gst)}"]

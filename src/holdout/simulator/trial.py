@@ -61,7 +61,7 @@ class Trial:
 
 @dataclass(frozen=True, slots=True)
 class TrialOutcome:
-    """What came of one run, as far as reports and tests want to know."""
+    """The outcome of one run, as far as reports and tests need it."""
 
     seed: int
     run_type: RunType

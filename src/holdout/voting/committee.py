@@ -55,7 +55,7 @@ def tolerated_count(proposal_count: int, f: Fraction) -> int:
 
 
 def draw_byzantine(workers: int, count: int, seed: int) -> frozenset[WorkerId]:
-    """Who lies: drawn once a seed, the same for every rule that is compared.
+    """Who lies: drawn once per seed, the same for every rule that is compared.
 
     Args:
         workers: How many workers there are.

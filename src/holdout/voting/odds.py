@@ -155,7 +155,7 @@ def judges_failure(*, workers: int, byzantine: int, drawn: int, coverage: float)
 
 
 def _at_most(count: int, trials: int, probability: float) -> float:
-    """P[at most `count` of so many independent trials succeed]."""
+    """P[at most `count` of this many independent trials succeed]."""
     if count >= trials or probability <= 0.0:
         return 1.0
     if probability >= 1.0:
