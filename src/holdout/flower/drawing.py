@@ -1,4 +1,4 @@
-"""Of whom a round's committee is drawn, and how large it is: fewer where members have left."""
+"""Whom a round's committee is drawn from, and how large it is: smaller where members have left."""
 
 import logging
 from collections.abc import Callable, Iterable, Sequence
