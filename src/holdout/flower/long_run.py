@@ -158,6 +158,8 @@ class LongRun(FedAvg):
         self._evaluate_config = evaluate_config or ConfigRecord()
         result = RunResult(initial_arrays or ArrayRecord())
         if saved is not None:
+            if initial_arrays is not None:
+                LOG.warning("initial_arrays are not used: the run goes on with its own model")
             self._go_on_from(saved, result)
         usual = saved.num_rounds if saved is not None else NUM_ROUNDS
         rounds = usual if num_rounds is None else num_rounds

@@ -72,7 +72,7 @@ class Roster:
         standing.silences = SILENCES_MAX - 1
         standing.returns = round_number + 1 + standing.rest
         LOG.warning(
-            "node %d was silent again when asked to %s: left out for %d rounds",
+            "node %d was silent again (%s): left out for %d rounds",
             node,
             kind,
             standing.rest,
