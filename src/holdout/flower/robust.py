@@ -114,9 +114,9 @@ class Robust(CheckedStrategy):
         return {}
 
 
-def _find_rule(name: str) -> Rule:
+def _find_rule(name: object) -> Rule:
     """The rule of this name; a ValueError if there is none."""
-    rule = find_rule(name)
+    rule = find_rule(name) if isinstance(name, str) else None
     if rule is None:
         front = " or ".join(f'"{pre}+"' for pre in PRE_AGGREGATIONS)
         usable = ", ".join(name for name, known in RULES.items() if known.needs_updates_alone)
