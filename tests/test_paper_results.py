@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import flower_attacks
+import flower_clients
 import paper_cells as cells
 import paper_claims as claims
 import paper_experiments as experiments
@@ -19,12 +20,15 @@ import paper_results as results
 import paper_tables as tables
 import pytest
 import sweep_pages
+from flwr.app import Array, ArrayRecord, ConfigRecord
+from flwr.supercore.task_identity import TaskIdentity
 from pydantic import ValidationError
 from tests import tiny
 
 from holdout.attacks import ATTACKS, BALLOT_ATTACKS
 from holdout.config import apply_settings, parse, read_file
 from holdout.results import LOCK
+from holdout.voting import tolerated_count
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "docs" / "results"
@@ -50,6 +54,29 @@ def test_every_page_of_results_is_generated():
 def test_the_page_on_flower_holds_exactly_what_its_lines_give():
     lines = flower_attacks.read(flower_attacks.LINES)
     assert flower_attacks.page(lines) == flower_attacks.PAGE.read_text("utf-8")
+
+
+@pytest.mark.parametrize("setting", flower_attacks.SETTINGS)
+@pytest.mark.parametrize("rule", flower_attacks.OF_PROPOSERS)
+def test_rules_on_flower_that_get_the_proposers_alone_get_the_same_ones(monkeypatch, setting, rule):
+    """And they are told as many liars as they can be told among so few."""
+    for name in ("_task_id", "_run_id", "_node_id"):
+        monkeypatch.setattr(TaskIdentity, name, 1)
+    vote, other = (flower_clients.make_strategy(name, setting, 3) for name in ("holdout", rule))
+    grid = flower_clients.Clients(setting, "equal", "none", 3, voters=list)
+    start = ArrayRecord({"all": Array(flower_clients.first_weights(3).numpy())})
+    for number in (1, 2):
+        voters = setting.clients - setting.proposers
+        asked = [
+            len(list(strategy.configure_train(number, start, ConfigRecord(), grid)))
+            for strategy in (vote, other)
+        ]
+        assert asked == [setting.clients, setting.proposers]
+        assert len(vote._open.voters) == voters
+        assert other._open.proposers == vote._open.proposers
+    told = flower_clients.most_told(other.rule, setting.proposers, setting.liars)
+    assert told in {setting.liars, 5, 4}
+    assert tolerated_count(setting.proposers, other._exact_fraction()) == told
 
 
 @pytest.mark.parametrize("name", sweep_pages.TEXTS)

@@ -36,6 +36,8 @@ OFFLINE = {
     "RAY_USAGE_STATS_ENABLED": "0",
 }
 START_SECONDS, STOP_SECONDS = 120.0, 10.0
+INTERRUPTED = 130
+"""The exit code of a command that was stopped, as shells have it."""
 
 
 class Deployment:
@@ -340,19 +342,31 @@ def sign(
     )
 
 
+def interrupt(*_: object) -> None:
+    """End what runs; whoever stops us again while we do so must not leave processes behind."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
+    raise KeyboardInterrupt
+
+
 def main() -> None:
     """Deploy and run the app once."""
     parser = argparse.ArgumentParser(description="Run this app on real processes of this machine.")
     parser.add_argument("--nodes", type=int, default=6)
     parser.add_argument("--run-config", default="num-proposers=3 num-voters=3")
     options = parser.parse_args()
-    with (
-        tempfile.TemporaryDirectory() as folder,
-        deployed(Path(folder), options.nodes) as deployment,
-    ):
-        say("running the app; a round's lines come as it ends")
-        command = ["run", str(HERE), "deployment", "--stream", "--run-config", options.run_config]
-        deployment.follow(*command)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, interrupt)
+    try:
+        with (
+            tempfile.TemporaryDirectory() as folder,
+            deployed(Path(folder), options.nodes) as deployment,
+        ):
+            say("running the app; a round's lines come as it ends")
+            command = ["run", str(HERE), "deployment", "--stream"]
+            deployment.follow(*command, "--run-config", options.run_config)
+    except KeyboardInterrupt:
+        sys.exit(INTERRUPTED)
 
 
 if __name__ == "__main__":

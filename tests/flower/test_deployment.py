@@ -6,6 +6,10 @@ that the SuperLink gives out decide who is drawn for what, so the expectations f
 
 import json
 import math
+import os
+import signal
+import subprocess
+import sys
 from collections import Counter
 from pathlib import Path
 
@@ -15,6 +19,7 @@ from tests.flower.flower_grid import load_deploy
 from holdout.experiments.report import write_report
 from holdout.results import read_run
 
+ROOT = Path(__file__).resolve().parents[2]
 APP = Path(__file__).resolve().parent / "testdata"
 NODES = 6
 LIARS, KILLED, HANGING = (0, 1), 2, 3
@@ -28,6 +33,63 @@ def partitions(folder):
     }
     held = {n: (folder / f"partition-{n}").read_text("utf-8") for n in range(NODES)}
     return {numbers[node]: partition for partition, node in held.items()}
+
+
+STOPPED = """
+import sys
+import time
+from pathlib import Path
+from tests.flower.flower_grid import load_deploy
+
+deploy = load_deploy()
+deploy.BIN = Path("/bin")
+
+
+class Idle(deploy.Deployment):
+    def start_link(self, *options):
+        self.start("superlink", ["sleep", "600"])
+
+    def register(self, number):
+        pass
+
+    def start_node(self, number, nodes):
+        # This one does not go when it is asked to.
+        stubborn = "trap '' TERM; echo ready > ready; while :; do sleep 600; done"
+        self.start(f"node-{number}", ["sh", "-c", stubborn])
+
+    def follow(self, *arguments):
+        self.wait((self.folder / "ready").exists, "the node")
+        print(*(process.pid for process in self.processes.values()), flush=True)
+        time.sleep(600)
+
+
+deploy.Deployment, deploy.STOP_SECONDS = Idle, 1.0
+sys.argv[1:] = ["--nodes", "1"]
+deploy.main()
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_whoever_stops_a_deployment_even_twice_leaves_no_process_behind(number):
+    with subprocess.Popen(
+        [sys.executable, "-c", STOPPED],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'src'}"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as command:
+        printed = []
+        for line in command.stdout:
+            printed.append(line.split())
+            if all(word.isdigit() for word in printed[-1]) or "ending" in line:
+                command.send_signal(number)
+        assert command.wait() == 130
+        assert command.stderr.read() == ""
+    (started,) = [words for words in printed if all(word.isdigit() for word in words)]
+    assert len(started) == 2
+    for pid in started:
+        assert not Path(f"/proc/{pid}").exists()
 
 
 @pytest.mark.soak

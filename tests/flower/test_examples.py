@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from flwr.app import Context, RecordDict
 from tests.flower.flower_grid import EXAMPLE, FakeGrid
+from tests.flower.test_example import KINDS
 
 EXAMPLES = EXAMPLE.parent
 
@@ -70,3 +71,13 @@ def test_digits_with_two_liars(monkeypatch, capsys, strategy, byzantine):
         **{"num-server-rounds": 2},
     )
     assert found[-1] > 0.5
+
+
+def test_a_lie_that_there_is_not_is_refused_and_all_others_are_named(monkeypatch, capsys):
+    """Its clients would be honest, and the run would pass for one under attack."""
+    with pytest.raises(ValueError, match="byzantine = 'sign_flip': must be one of none, alie") as e:
+        run(monkeypatch, capsys, "flower-mnist", 10, byzantine="sign_flip")
+    named = str(e.value).partition("one of ")[2].split(", ")
+    settings_text = (EXAMPLES / "flower-mnist" / "pyproject.toml").read_text("utf-8")
+    assert f"# {' | '.join(named)}\n" in settings_text
+    assert set(KINDS) | {"none"} == set(named)

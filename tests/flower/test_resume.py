@@ -101,6 +101,25 @@ def test_a_run_that_was_stopped_equals_one_that_never_was_to_the_byte(tmp_path):
     write_report(parts)
 
 
+def test_fewer_rounds_than_were_planned_do_not_change_the_plan(tmp_path):
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    holdout(whole).start(federation(), arrays(0.0), num_rounds=5)
+    with pytest.raises(KeyboardInterrupt):
+        holdout(parts).start(federation(), arrays(0.0), num_rounds=5, evaluate_fn=stopping(2))
+    assert HoldOut.resume(parts).start(federation(), num_rounds=3).rounds == 3
+    assert HoldOut.resume(parts).start(federation(), num_rounds=2).rounds == 3
+    assert HoldOut.resume(parts).start(federation()).rounds == 5
+    assert (parts / "config.toml").read_bytes() == (whole / "config.toml").read_bytes()
+
+
+def test_arrays_that_a_resumed_run_does_not_use_are_named(tmp_path, caplog):
+    holdout(tmp_path).start(federation(), arrays(0.0), num_rounds=2)
+    with caplog.at_level("WARNING", logger="flwr"):
+        result = HoldOut.resume(tmp_path).start(federation(), arrays(9.0))
+    assert "initial_arrays are not used" in caplog.text
+    assert weights(result.arrays).max() < 2
+
+
 def test_more_rounds_than_were_planned_can_follow(tmp_path):
     whole, parts = tmp_path / "whole", tmp_path / "parts"
     holdout(whole).start(federation(), arrays(0.0), num_rounds=5)

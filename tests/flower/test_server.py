@@ -83,8 +83,9 @@ def test_with_fewer_nodes_the_committee_shrinks_and_the_run_goes_on(caplog):
         for m in result.train_metrics_clientapp.values()
     ]
     assert sizes == [(10, 10), (8, 10), (6, 10), (10, 10)]
-    assert "round 2: 3 proposers and 5 voters in place of 5 and 5, since 8 nodes are there" in (
-        caplog.text
+    assert (
+        "round 2: 3 proposers and 5 voters in place of 5 and 5, since only 8 nodes can be drawn"
+        in (caplog.text)
     )
 
 

@@ -166,6 +166,8 @@ def test_all_mistakes_are_told_at_once():
     ("settings", "message"),
     [
         ({"rule": "kruhm"}, "must be one of mean, median"),
+        ({"rule": None}, "rule = None: must be one of mean, median"),
+        ({"rule": ["krum"]}, r"rule = \['krum'\]: must be one of mean, median"),
         ({"rule": "krum", "num_proposers": 4}, "krum needs n > 2f"),
         ({"rule": "bulyan", "num_proposers": 10}, "bulyan needs"),
         (

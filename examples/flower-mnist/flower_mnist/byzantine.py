@@ -11,6 +11,19 @@ from collections.abc import Callable
 import numpy as np
 from flwr.app import Array, ArrayRecord, Context, Message, MetricRecord, RecordDict
 
+KINDS = (
+    "none",
+    "alie",
+    "sign-flip",
+    "nan",
+    "junk",
+    "wrong-shape",
+    "bomb",
+    "crash",
+    "quit",
+    "silence",
+)
+"""What `byzantine` may be in the run's config."""
 GAMMA = 30.0  # How many standard deviations ALIE adds to the mean.
 FLIP = 10.0  # How many times the honest step a sign flip goes in the opposite direction.
 CHUNKS = 2000  # How often a bomb names one chunk.

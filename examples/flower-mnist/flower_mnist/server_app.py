@@ -8,6 +8,7 @@ from flwr.serverapp import Grid, ServerApp
 from flwr.serverapp.strategy import FedAvg, Strategy
 
 from flower_mnist import task
+from flower_mnist.byzantine import KINDS
 from holdout.flower import HoldOut, Robust
 
 app = ServerApp()
@@ -17,6 +18,9 @@ app = ServerApp()
 def main(grid: Grid, context: Context) -> None:
     """Run the rounds and print the accuracy after each."""
     config = context.run_config
+    if config["byzantine"] not in KINDS:
+        # Clients would be honest, and the run would pass for one under attack.
+        raise ValueError(f"byzantine = {config['byzantine']!r}: must be one of {', '.join(KINDS)}")
     model = task.make_model(seed=int(config["seed"]))
     result = make_strategy(context).start(
         grid=grid,

@@ -9,7 +9,7 @@ Below them:
 
     base            what both strategies share: a round, and its checks
     long_run        from the first round to the last: what was reached is kept
-    drawing         of whom a committee is drawn, and how large it is
+    drawing         whom a committee is drawn from; committee_sizes: how large it is
     saved_runs      a run on disk, to go on from
     joint           voters' own updates as ballots
     pairs           who opposes whom, over the rounds
@@ -18,12 +18,14 @@ Below them:
     vote_messages   the vote message and the ballot of approvals that answers it
     arrays          a model's arrays <-> one flat vector
     exchange        sending, polling, and matching replies to questions
+    answers         one answer of each node at most, and why the others do not count
     pulling         fetching a reply, at a price that is known beforehand
     plain_replies   replies as plain values, whatever was handed over
     complaints      saying so when nothing that comes back can be used
     roster          who is connected, who is silent
     metrics         the metrics that clients report
-    recording       Flower's `Result` and the run folder
+    recording       Flower's `Result` (run_result) and the run folder
+    arguments       what is wrong with what a user gave
 
 Flower is imported nowhere else in `holdout`. Names are loaded at first use: a client that votes by
 `vote_mod` runs without torch.

@@ -12,7 +12,7 @@ import math
 import secrets
 import time
 from abc import abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import KW_ONLY, InitVar, dataclass, fields, replace
 from fractions import Fraction
 from pathlib import Path
@@ -376,21 +376,19 @@ class CheckedStrategy(LongRun):
 
     def _shared_problems(self) -> list[str]:
         """Mistakes in the arguments that all our strategies take."""
-        problems = [
-            *fedavg_problems(self),
-            *count_problems("num_proposers", self.num_proposers),
-            *count_problems("seed", self.seed, least=0),
-            *pattern_problems("trained", self.trained),
-            *pattern_problems("buffers", self.buffers),
-            *count_problems("nodes_at_once", self.nodes_at_once),
-            *count_problems("max_failed_rounds", self.max_failed_rounds),
-            *timeout_problems("propose_timeout", self.propose_timeout),
-            *timeout_problems("connect_timeout", self.connect_timeout),
-            *([] if self.grace_time is None else timeout_problems("grace_time", self.grace_time)),
-            *folder_problems("run_folder", self.run_folder),
-            *text_problems("name", self.name),
-            *text_problems("attack", self.attack),
-        ]
+        checks: dict[Callable[[str, object], list[str]], Sequence[str]] = {
+            count_problems: ("num_proposers", "nodes_at_once", "max_failed_rounds"),
+            pattern_problems: ("trained", "buffers"),
+            timeout_problems: ("propose_timeout", "connect_timeout"),
+            folder_problems: ("run_folder",),
+            text_problems: ("name", "attack"),
+        }
+        problems = [*fedavg_problems(self), *count_problems("seed", self.seed, least=0)]
+        for check, arguments in checks.items():
+            for argument in arguments:
+                problems += check(argument, getattr(self, argument))
+        if self.grace_time is not None:
+            problems += timeout_problems("grace_time", self.grace_time)
         try:
             self._exact_fraction()
         except ValueError as error:

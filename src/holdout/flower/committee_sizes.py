@@ -1,10 +1,10 @@
 """How large a committee is drawn when fewer nodes are there than were asked for.
 
-It shrinks in proportion, as long as `holdout plan` still speaks for the voters: the chance that
-half of them or more lie (`majority_failure_round`) stays at `RISK_MAX`, or at what the user
-accepted for the whole federation, if that is more. Liars are the assumed share of the nodes that
-are there, and at least one if the whole federation could have one. Against a majority of liars
-among the proposers the vote itself stands; of them only a few are needed.
+It shrinks in proportion, as long as `holdout plan` would still accept so few voters: the chance
+that half of them or more lie (`majority_failure_round`) stays within `RISK_MAX`, or within what the
+user accepted for the whole federation if that is more. Liars are the assumed share of the nodes
+that are there, and at least one if the whole federation could have one. Proposers have no such
+limit, since it is the voters who tell lies from honest proposals.
 """
 
 from fractions import Fraction

@@ -1,4 +1,4 @@
-"""Of whom a round's committee is drawn, and how large it is: fewer where members have left."""
+"""Whom a round's committee is drawn from, and how large it is: smaller where members have left."""
 
 import logging
 from collections.abc import Callable, Iterable, Sequence
@@ -56,8 +56,8 @@ class NodeDraws:
             raise InfeasibleError(f"round {round_number}: {len(pool)} nodes are too few")
         if sum(sizes) < sum(self.asked_for):
             LOG.warning(
-                "round %d: %d proposers and %d voters in place of %d and %d, since %d nodes are "
-                "there",
+                "round %d: %d proposers and %d voters in place of %d and %d, since only %d nodes "
+                "can be drawn",
                 round_number,
                 *sizes,
                 *self.asked_for,

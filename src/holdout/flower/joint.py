@@ -4,18 +4,17 @@ Its answer, taken as an update g_c = w - w_c, is never averaged: it is the voter
 the direction that judges the proposals (`holdout.joint_vote`). No client can tell whether it is to
 propose or to judge, so none needs any code for it.
 
-Replies on Flower are the outcome of whatever training a client likes: epochs, optimisers, proximal
-terms. Such updates are about as long as each other, and a length of several medians is a lie or a
-mistake. And clients are known by name from round to round. So before the vote of the simulator
-things are done that it does not do; they look at proposers and voters together, since both have
-done the same work:
+On Flower clients train as they like: epochs, optimisers, proximal terms. Their updates are about
+equally long, so one of several median lengths is a lie or a mistake. And clients are known by name
+from round to round. So some steps come before the simulator's vote. They look at proposers and
+voters together, since both have done the same work:
 
     far       updates longer than FAR times the median of all are out
     opposed   so are clients who, over the rounds, oppose too many others (`flower.pairs`)
-    fewer     who is out is a liar who is known: the vote is told of as many fewer
-    margin    a proposal is out only if it agrees with the direction much less than the median, and
-              else its weight does not depend on that
-    screen    only where clients are alike: else the honest stand out as lies do
+    fewer     whoever is out counts as a known liar: the vote has that many fewer to withstand
+    margin    a proposal is out only if it agrees with the direction much less than the median;
+              otherwise its weight does not depend on that
+    screen    only where clients are alike: elsewhere honest updates stand out as lies do
     reach     updates may be somewhat longer than the radius
 
 No more are out before the vote than the share f of all who answered, rounded up.
@@ -39,16 +38,16 @@ FAR = 3.0
 """How many times the median length an update may have."""
 
 MARGIN, GAP = 0.3, 0.3
-"""What agrees with the direction less than this share of the median may be out, if it is also so
-much below the median. Where training has come to rest, the direction is one among others, and half
-of the honest are below zero."""
+"""A proposal may be out if it agrees with the direction less than this share of the median, and is
+also this much below the median. Where training has come to rest, the direction means little, and
+half of the honest proposals are below zero."""
 
 REACH = 1.5
-"""How many times the usual length an update may have in the mean. Those who have most to teach, as
-where few hold a class, send the longest."""
+"""How many times the usual length an update may have in the mean. Clients with most to teach, such
+as the few who hold some class, send the longest."""
 
 TOO_FAR, OPPOSED_OTHERS = "too-far", "opposed"
-"""Why an update does not count that is too long, or whose sender opposes too many others."""
+"""Why an update does not count: it is too long, or its sender opposes too many others."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -54,6 +54,8 @@ class LongRun(FedAvg):
     _seed: int
     _seed_is_known: bool
     _timeout: float
+    _planned: int
+    """How many rounds the run is to have in the end."""
     _evaluate_config: ConfigRecord
     _ends: str | None
     """Why the run must end after this round."""
@@ -156,10 +158,14 @@ class LongRun(FedAvg):
         self._evaluate_config = evaluate_config or ConfigRecord()
         result = RunResult(initial_arrays or ArrayRecord())
         if saved is not None:
+            if initial_arrays is not None:
+                LOG.warning("initial_arrays are not used: the run goes on with its own model")
             self._go_on_from(saved, result)
-        planned = saved.num_rounds if saved is not None else NUM_ROUNDS
-        rounds = planned if num_rounds is None else num_rounds
-        config = self._config(max(rounds, planned) if saved is not None else rounds)
+        usual = saved.num_rounds if saved is not None else NUM_ROUNDS
+        rounds = usual if num_rounds is None else num_rounds
+        # A run that stops earlier than planned can still be resumed to its planned end.
+        self._planned = max(rounds, saved.num_rounds) if saved is not None else rounds
+        config = self._config(self._planned)
         with recording(
             self.run_folder, config, self._roster.numbers, resumed=saved is not None
         ) as self._recorder:
@@ -212,7 +218,7 @@ class LongRun(FedAvg):
             LOG.info("[ROUND %s/%s]", number, rounds)
             try:
                 self._run_round(number, grid, result, train_config, evaluate_fn)
-                self._keep(result, rounds)
+                self._keep(result)
                 result.reason = self._ends or ""
             except Exception as error:
                 if not result.rounds:
@@ -223,7 +229,7 @@ class LongRun(FedAvg):
                 if result.rounds == number:
                     # It was decided, and failed after that.
                     with suppress(Exception):
-                        self._keep(result, rounds)
+                        self._keep(result)
         if result.reason:
             LOG.error("the run ends after round %d: %s", result.rounds, result.reason)
 
@@ -259,7 +265,7 @@ class LongRun(FedAvg):
             if metrics is not None:
                 result.evaluate_metrics_serverapp[number] = metrics
 
-    def _keep(self, result: RunResult, rounds: int) -> None:
+    def _keep(self, result: RunResult) -> None:
         """Write the round's line and, with it, all that the next round depends on."""
         self._recorder.flush()
         folder = self._recorder.folder
@@ -271,7 +277,7 @@ class LongRun(FedAvg):
             arguments=arguments,
             objects=objects,
             round=result.rounds,
-            num_rounds=rounds,
+            num_rounds=self._planned,
             arrays=result.arrays,
             radius=self._radius,
             rule_state=self._rule_state,

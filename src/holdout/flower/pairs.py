@@ -8,9 +8,9 @@ clients the mean cosine of their updates is remembered, over the rounds in which
 Honest results of local training differ as their data do, but they hardly oppose each other: clients
 who share nothing are orthogonal. At worst, where training has come to rest, n updates that sum to
 zero have a mean cosine of -1/(n - 1). A client whose updates are reversed opposes, round after
-round, every honest client who has some of the same data. So while some pair is below
--(OPPOSED + 1/(n - 1)), somebody lies: those few are out without whom the least of it is left.
-Between two who oppose each other nobody can tell who lies; but the honest are more.
+round, every honest client who has some of the same data. So where some pair is below
+-(OPPOSED + 1/(n - 1)), somebody lies. Between two clients who oppose each other nobody can tell who
+it is, but honest clients are the majority: the few are out without whom least opposition is left.
 
 An n x n matrix is all that is kept, of the clients of the last rounds.
 """
@@ -40,7 +40,7 @@ ALIKE = 0.5
 clients are alike: 0.9 and more where all hold equal data, 0.1 where each holds two classes."""
 
 FORGOTTEN = 0.1
-"""A client is forgotten after as many rounds without it as make its last one weigh less."""
+"""A client is forgotten once its last round weighs less than this."""
 
 _ROUNDING = 1e-9
 """An exchange that saves no more than this share is none."""
@@ -138,7 +138,7 @@ def are_alike(memory: PairMemory, present: Collection[WorkerId], *, f: Fraction)
 
 
 def opposed(memory: PairMemory, present: Collection[WorkerId], *, most: int) -> list[WorkerId]:
-    """Those of the clients present who explain best who opposes whom; so many at most.
+    """The clients present, at most so many, without whom least opposition among them is left.
 
     Example:
         >>> east, west = torch.tensor([1.0, 0.1]), torch.tensor([-1.0, 0.2])
@@ -155,10 +155,11 @@ def opposed(memory: PairMemory, present: Collection[WorkerId], *, most: int) -> 
 
 
 def cover(against: Matrix, *, most: int) -> list[int]:
-    """The members, so many at most, without whom least is left of what members have against others.
+    """The members, at most so many, without whom the others have least against each other.
 
-    One by one those go against whom most is left; then members who are out change places with
-    others as long as less is left by it; and who has nothing against those who are left comes back.
+    First, one by one, goes the member against whom the others have most. Then members who are out
+    change places with others as long as that leaves less. Whoever has nothing against those who are
+    left comes back.
 
     Args:
         against: Symmetric, not negative; 0 on the diagonal.

@@ -1,4 +1,4 @@
-"""Replies as plain values: whatever a node hands over, what is behind this holds what it says.
+"""Replies as plain values: whatever a node hands over, afterwards each value has its proper type.
 
 Over the network only bytes arrive, which Flower turns into records. Flower's simulation passes
 Python objects from process to process instead, and these may hold anything: an array whose shape is

@@ -32,7 +32,7 @@ class Robust(CheckedStrategy):
             have answered. By default as long again as the others took, but at least 10.
         nodes_at_once: How many nodes are asked at a time, each of the others once one has answered.
             By default all. It bounds what the SuperLink holds, and rounds take longer.
-        evaluate_timeout: The same for federated evaluation.
+        evaluate_timeout: Seconds after which a node counts as silent in federated evaluation.
         seed: Decides every draw: two runs with one seed draw the same committees. By default a
             secret one, which the run folder records.
         connect_timeout: Seconds to wait for enough nodes to be connected before the run ends.
@@ -114,9 +114,9 @@ class Robust(CheckedStrategy):
         return {}
 
 
-def _find_rule(name: str) -> Rule:
+def _find_rule(name: object) -> Rule:
     """The rule of this name; a ValueError if there is none."""
-    rule = find_rule(name)
+    rule = find_rule(name) if isinstance(name, str) else None
     if rule is None:
         front = " or ".join(f'"{pre}+"' for pre in PRE_AGGREGATIONS)
         usable = ", ".join(name for name, known in RULES.items() if known.needs_updates_alone)

@@ -2,8 +2,8 @@
 
 A node's number is its place in the order in which nodes were first seen (those seen together, by
 id); draws and results use these numbers. A node that was silent twice in a row when asked for the
-same kind of work is left out of the draws for some rounds, twice as many each time, unless there
-are too few others. Answers to other questions do not help it: whoever votes must also train.
+same kind of work is left out of the draws for some rounds, twice as many each time, unless too few
+others are left. Answers to other questions do not help it: whoever votes must also train.
 """
 
 import logging
@@ -72,7 +72,7 @@ class Roster:
         standing.silences = SILENCES_MAX - 1
         standing.returns = round_number + 1 + standing.rest
         LOG.warning(
-            "node %d was silent again when asked to %s: left out for %d rounds",
+            "node %d was silent again (%s): left out for %d rounds",
             node,
             kind,
             standing.rest,

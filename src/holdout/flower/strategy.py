@@ -39,7 +39,7 @@ from holdout.seeds import stream
 from holdout.voting import VOTES, Terms
 
 _ABSENT = (ReplyFault.MISSING, ReplyFault.UNAVAILABLE, ReplyFault.ERROR)
-"""Replies that did not come: they say nothing about who lies."""
+"""Why a reply may be missing. That says nothing about who lies."""
 
 APP_RAISED = 2
 """Flower's error code of a client whose app raised, as it does for a type it does not know."""
@@ -54,7 +54,7 @@ _RULES = {JOINT: ("holdout",), APPROVALS: ("holdout-1", "holdout-paper")}
 """The rules that go with a kind of ballot, the usual one first."""
 PUBLISHED = "holdout-paper"
 SHORT_STEP = 0.1
-"""How far along an update a voter judges it, unless the vote is the published one, or told so."""
+"""How far along an update a voter judges it by default, except in the published vote."""
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
