@@ -204,6 +204,11 @@ def test_a_value_that_is_wrong_in_one_place_stops_it_before_it_begins(data, tmp_
     sweep = rig.values(data, grid={"attack.name": ["zero", "zzero"]})
     with pytest.raises(holdout.ConfigError, match=r"attack.name = 'zzero': unknown"):
         holdout.sweep(sweep, out=tmp_path / "out")
+    table = rig.values(data, grid={**GRID, "rules.krum.radius": [1.0]})
+    with pytest.raises(holdout.ConfigError) as error:
+        holdout.sweep(table, out=tmp_path / "out")
+    # Once of the two rules together, and once of the mean without attack.
+    assert len([p for p in error.value.problems if "not a rule" in p]) == 1
     krum = rig.values(data, grid={"federation.byzantine": [0.4, 0.45]}, rules=["krum"])
     with pytest.raises(holdout.ConfigError, match="no combination can be run"):
         holdout.sweep(krum, out=tmp_path / "out")
