@@ -146,9 +146,8 @@ class _Planner:
         attacked = {key: unit for key, unit in units.items() if key[0] != BASELINE.label}
         if all(isinstance(unit, str) for unit in attacked.values()):
             reasons = list(dict.fromkeys(str(unit) for unit in attacked.values()))
-            raise ConfigError(
-                ["no combination can be run", *reasons[:MISTAKES_MAX]], where="the sweep"
-            )
+            told = "; ".join(reasons[:MISTAKES_MAX])
+            raise ConfigError([f"no combination can be run: {told}"], where="the sweep")
 
     def _fitted_seeds(self, point: Point, contender: Contender) -> Sequence[int | None]:
         """None, or every seed where the sizes of shards, and what fits them, differ by seed."""
