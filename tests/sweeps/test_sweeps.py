@@ -179,6 +179,8 @@ def test_another_grid_is_refused_and_nothing_is_lost(data, whole):
         holdout.sweep(rig.values(data, grid=GRID), out=whole.folder, resume=True, quick=True)
     with pytest.raises(RunFolderError, match="exists and is not empty"):
         holdout.sweep(rig.values(data, grid=GRID), out=whole.folder)
+    with pytest.raises(RunFolderError, match="exists and is not empty"):
+        prepare(rig.values(data, grid=GRID), out=whole.folder)
     with pytest.raises(RunFolderError, match=r"is not the folder of a sweep"):
         holdout.sweep(other, out=whole.folder.parent, resume=True)
     assert {path: path.read_bytes() for path in whole.folder.iterdir()} == before
