@@ -212,7 +212,9 @@ def test_a_value_that_is_wrong_in_one_place_stops_it_before_it_begins(data, tmp_
     # Once of the two rules together, and once of the mean without attack.
     assert len([p for p in error.value.problems if "not a rule" in p]) == 1
     krum = rig.values(data, grid={"federation.byzantine": [0.4, 0.45]}, rules=["krum"])
-    with pytest.raises(holdout.ConfigError, match=r"1 mistake .*\n.*no combination can be run: .*krum needs"):
+    with pytest.raises(
+        holdout.ConfigError, match=r"1 mistake .*\n.*no combination can be run: .*krum needs"
+    ):
         holdout.sweep(krum, out=tmp_path / "out")
     with pytest.raises(UserError, match="sweep takes the path"):
         holdout.sweep(3)
