@@ -101,10 +101,21 @@ class HoldoutScores:
             heard.update(zip(silent, column, strict=True))
         return [heard[voter] for voter in voters]
 
-    def losses(self, updates: Tensor, voters: Sequence[int] | None = None) -> Tensor:
-        """(voters, updates) of float64; what is not finite comes out as infinite."""
+    def losses(
+        self,
+        updates: Tensor,
+        voters: Sequence[int] | None = None,
+        digests: Sequence[bytes] | None = None,
+    ) -> Tensor:
+        """(voters, updates) of float64; what is not finite comes out as infinite.
+
+        Args:
+            updates: What is judged, (n, d).
+            voters: Who judges, by number; without it, all.
+            digests: `digest_of` each update, from callers who ask about the same ones repeatedly.
+        """
         asked = range(self.voter_count) if voters is None else voters
-        keys = [_digest(row) for row in updates]
+        keys = [digest_of(row) for row in updates] if digests is None else digests
         tried, wanted = updates, keys
         if self._with_current:
             tried, wanted = torch.cat([updates, self._no_step]), [*keys, self._no_step_key]
@@ -167,7 +178,7 @@ class HoldoutScores:
 
     @cached_property
     def _no_step_key(self) -> bytes:
-        return _digest(self._no_step[0])
+        return digest_of(self._no_step[0])
 
     def _score(self, updates: Tensor, voters: tuple[int, ...]) -> Tensor:
         if self._own_gradients is not None:
@@ -251,7 +262,8 @@ def _pool(voters: Sequence[Voter], rows: Sequence[Tensor]) -> list[_Pool]:
     return pools
 
 
-def _digest(update: Tensor) -> bytes:
+def digest_of(update: Tensor) -> bytes:
+    """What tells an update from others that voters have judged."""
     return hashlib.sha256(device.to_numpy(update.contiguous()).data).digest()
 
 

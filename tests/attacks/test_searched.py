@@ -5,11 +5,12 @@ import torch
 from torch.func import functional_call
 from torch.nn import functional as F  # noqa: N812
 
+from holdout import stream
 from holdout.attacks import ATTACKS, DeployedRule
 from holdout.attacks.searched import Menu
 from holdout.attacks.view import dense
 from holdout.learning import vector
-from holdout.rules import RULES, find_rule
+from holdout.rules import RULES, RuleContext, find_rule
 
 DEPLOYED = ["mean", "median", "krum", "trimmed-mean"]
 
@@ -227,14 +228,34 @@ def test_a_step_that_no_model_survives_is_the_worst(make_view):
 
 
 MIXING = ("nnm+trimmed-mean", "geometric-median", "clipping+nnm+geometric-median", "arc+median")
+CHOOSING = ("krum", "fltrust", "zeno")
+
+
+class Asked:
+    """The server's own rows and two voters: they like what goes one way."""
+
+    def __init__(self, like):
+        way = torch.Generator().manual_seed(8)
+        self.own = 0.1 * torch.randn(like.shape, generator=way)
+
+    def update(self):
+        return self.own
+
+    def losses(self, updates):
+        return 2.0 - updates.double() @ self.own.double()
+
+    def impacts(self, updates):
+        parts = (updates.double() * self.own).split(len(self.own) // 3 + 1, dim=1)
+        report = torch.stack([part.sum(dim=1) for part in parts], dim=1)
+        return [report, report + 0.01]
 
 
 @pytest.mark.parametrize("name", ["opt-ipm", "opt-alie", "greedy"])
-@pytest.mark.parametrize("rule", MIXING)
+@pytest.mark.parametrize("rule", [*MIXING, *CHOOSING])
 @pytest.mark.parametrize("seed", range(3))
 def test_estimates_spare_trials_and_change_no_lie(name, rule, seed, make_view, monkeypatch):
     view = make_view(seed=seed)
-    run = []
+    asked, run = Asked(view.weights), []
 
     class Counted(DeployedRule):
         def outcome(self, lies, messages=None):
@@ -244,10 +265,43 @@ def test_estimates_spare_trials_and_change_no_lie(name, rule, seed, make_view, m
     sent = []
     for hides in (False, True):
         run.append(0)
-        deployed = Counted(find_rule(rule), view.known, 3, 2)
+        deployed = Counted(
+            find_rule(rule),
+            view.known,
+            3,
+            2 if rule in MIXING else 1,
+            context=lambda: RuleContext(1, view.weights.clone(), 0.1, stream(0), root=asked),
+        )
         if hides:
             monkeypatch.setattr(DeployedRule, "outlook", lambda *_: None)
         updates = ATTACKS[name]()(make_view(seed=seed, deployed=deployed)).updates
         sent.append(updates if isinstance(updates, torch.Tensor) else torch.stack(list(updates)))
+    assert torch.equal(*sent)
+    assert run[0] < run[1]
+
+
+@pytest.mark.parametrize("name", ["opt-ipm", "opt-alie"])
+def test_a_bound_spares_trials_and_changes_no_lie(name, make_view, monkeypatch):
+    view, run, sent = make_view(known=7), [], []
+    asked = Asked(view.weights)
+
+    class Counted(DeployedRule):
+        def outcome(self, lies, messages=None):
+            run[-1] += 1
+            return super().outcome(lies, messages)
+
+    for hides in (False, True):
+        run.append(0)
+        deployed = Counted(
+            find_rule("flshield"),
+            view.known,
+            5,
+            5,
+            context=lambda: RuleContext(1, view.weights.clone(), 0.1, stream(0)),
+            voters=lambda _lies: asked,
+        )
+        if hides:
+            monkeypatch.setattr(DeployedRule, "outlook", lambda *_: None)
+        sent.append(ATTACKS[name]()(make_view(known=7, count=5, deployed=deployed)).updates)
     assert torch.equal(*sent)
     assert run[0] < run[1]

@@ -3,7 +3,7 @@ import torch
 from torch.func import functional_call
 
 from holdout.errors import MisuseError
-from holdout.learning.vector import dimension, flatten, unflatten
+from holdout.learning.vector import deviation, dimension, flatten, unflatten
 
 
 def test_flatten_and_unflatten_are_inverse(case, draw):
@@ -33,3 +33,12 @@ def test_a_vector_of_another_size_is_refused(wrong):
     model = torch.nn.Linear(1, 2)
     with pytest.raises(MisuseError, match="d=4 numbers; got shape"):
         unflatten(model, torch.zeros(wrong))
+
+
+@pytest.mark.parametrize("count", [1, 2, 20, 33, 300])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_the_deviation_is_torchs_to_the_bit(count, dtype):
+    generator = torch.Generator().manual_seed(count)
+    scale = torch.logspace(-6, 6, 9000)
+    rows = (scale * (torch.randn(count, 9000, generator=generator) + 3)).to(dtype)
+    assert torch.equal(deviation(rows), rows.std(dim=0, correction=0))

@@ -341,6 +341,8 @@ def test_the_command_reads_it_says_what_differs_and_runs_it(tmp_path, capsys, mo
     found = capsys.readouterr()
     assert found.out.startswith("18 curves")
     assert "note: aggregator GeometricMedian: geometric-median;" in found.err
+    assert run_command([*words, "--dry-run", "--quick"]) == 0
+    assert capsys.readouterr().out.startswith("6 curves")  # Of the first of three seeds.
     assert run_command(["sweep", "mine.toml", "--byzfl", str(PUBLISHED)]) == 2
     assert "not both" in capsys.readouterr().err
     assert run_command(["sweep", "--byzfl", "nowhere.json"]) == 2

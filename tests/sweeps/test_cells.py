@@ -157,6 +157,7 @@ def test_the_table_has_a_row_for_each_rule_cell_and_attack(cells):
 
 def test_latex_has_every_row_and_marks_the_best(cells):
     text = table_tex(cells)
+    assert "% Test accuracy at the end in percent, under the worst attack;" in text
     assert text.count("\\\\") == 2 + 2 * (1 + 2)
     assert text.count("\\textbf") == 3
     assert "trimmed mean & \\textbf{51.0}" in text

@@ -78,6 +78,21 @@ def test_all_mistakes_are_told_at_once():
         read_sweep(merged(BASE, {"grid": {"data.gama": [1]}}))
 
 
+def test_a_key_that_is_none_is_all_that_is_told_of_its_axis():
+    with pytest.raises(ConfigError) as error:
+        read_sweep(merged(BASE, {"grid": {"training.nonsense": [1, 2]}}))
+    assert all("unknown key" in problem for problem in error.value.problems)
+
+
+def test_values_of_other_axes_differ_where_the_first_share_cannot_be_assumed():
+    grid = {
+        "federation.byzantine": [0.6, 0.2],
+        "data.alpha": [1.0, 0.1],
+        "attack": [{"name": "zero"}, {"name": "bomb"}],
+    }
+    assert len(list(read_sweep({**BASE, "grid": grid}).points())) == 8
+
+
 def test_axes_may_be_dotted_or_nested_and_rules_have_parameters():
     nested = {"federation": {"byzantine": [0.1, 0.2]}, "rules": {"nnm+krum": {"m": [1, 2]}}}
     file = read_sweep({"experiment": {"rules": ["nnm+krum"]}, "grid": nested})

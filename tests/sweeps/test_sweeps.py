@@ -179,6 +179,8 @@ def test_another_grid_is_refused_and_nothing_is_lost(data, whole):
         holdout.sweep(rig.values(data, grid=GRID), out=whole.folder, resume=True, quick=True)
     with pytest.raises(RunFolderError, match="exists and is not empty"):
         holdout.sweep(rig.values(data, grid=GRID), out=whole.folder)
+    with pytest.raises(RunFolderError, match="exists and is not empty"):
+        prepare(rig.values(data, grid=GRID), out=whole.folder)
     with pytest.raises(RunFolderError, match=r"is not the folder of a sweep"):
         holdout.sweep(other, out=whole.folder.parent, resume=True)
     assert {path: path.read_bytes() for path in whole.folder.iterdir()} == before
@@ -204,8 +206,15 @@ def test_a_value_that_is_wrong_in_one_place_stops_it_before_it_begins(data, tmp_
     sweep = rig.values(data, grid={"attack.name": ["zero", "zzero"]})
     with pytest.raises(holdout.ConfigError, match=r"attack.name = 'zzero': unknown"):
         holdout.sweep(sweep, out=tmp_path / "out")
+    table = rig.values(data, grid={**GRID, "rules.krum.radius": [1.0]})
+    with pytest.raises(holdout.ConfigError) as error:
+        holdout.sweep(table, out=tmp_path / "out")
+    # Once of the two rules together, and once of the mean without attack.
+    assert len([p for p in error.value.problems if "not a rule" in p]) == 1
     krum = rig.values(data, grid={"federation.byzantine": [0.4, 0.45]}, rules=["krum"])
-    with pytest.raises(holdout.ConfigError, match="no combination can be run"):
+    with pytest.raises(
+        holdout.ConfigError, match=r"1 mistake .*\n.*no combination can be run: .*krum needs"
+    ):
         holdout.sweep(krum, out=tmp_path / "out")
     with pytest.raises(UserError, match="sweep takes the path"):
         holdout.sweep(3)

@@ -114,7 +114,10 @@ class DeployedRule:
         n, f = len(self.honest) + self.copies, self.f
         if not (len(self.honest) and self.copies and self.rule.is_feasible(n=n, f=f)):
             return None
-        found = Outlook.of(self.rule, torch.cat([self.honest, basis]), compared, f=f)
+        context = self.context() if self.context and self.rule.beside else None
+        found = Outlook.of(
+            self.rule, torch.cat([self.honest, basis]), compared, f=f, context=context
+        )
         places = self.places or range(len(self.honest), n)
         return None if found is None else RuleOutlook(found, len(self.honest), tuple(places))
 

@@ -16,8 +16,8 @@ from holdout.attacks.view import Lie, MixedLie, Mixtures, View, dense
 from holdout.errors import ModelError
 from holdout.learning.scoring import sample_losses
 from holdout.learning.training import gradients
-from holdout.learning.vector import norm, of_length
-from holdout.rules.outlook import may_be_first
+from holdout.learning.vector import deviation, norm, of_length
+from holdout.rules.outlook import UNKNOWN, Estimate, may_be_first
 
 By = Literal["distance", "loss"]
 """What counts as harm: how far the step is from the honest mean, or the held samples' loss."""
@@ -184,7 +184,7 @@ class Menu:
         if len(spoken):
             norms = torch.linalg.vector_norm(known, dim=1, dtype=torch.float64)
             rows["messages"] = known.mean(dim=0)
-            rows["messages' deviation"] = known.std(dim=0, correction=0)
+            rows["messages' deviation"] = deviation(known)
         basis = torch.cat(
             [torch.stack(list(rows.values())), own, *([spoken] if len(spoken) else [])]
         )
@@ -315,35 +315,59 @@ def _class_slopes(view: View, x: Tensor, y: Tensor) -> dict[str, Tensor]:
 
 def _strongest(view: View, base: Tensor, direction: Tensor, maximum: float, by: By) -> Lie:
     """The lie base + gamma * direction with the gamma, of either sign, that does most harm."""
-    rungs = [0.0]
-    while (rung := max(FIRST, GROWTH * rungs[-1])) < maximum:
-        rungs.append(rung)
-    ladder = [*rungs, maximum] if maximum > 0 else rungs
-    tried = [sign * gamma for gamma in ladder for sign in (1.0, -1.0) if gamma or sign > 0]
-    if by == "distance":
-        tried = _furthest(view, base, direction, tried)
+    tried = both_signs(maximum)
     none = torch.zeros_like(view.weights)
-    lies = [[base + gamma * direction] * view.count for gamma in tried]
-    steps = [none if (u := view.deployed.outcome(lie)) is None else u for lie in lies]
+
+    def step(gamma: float) -> Tensor:
+        update = view.deployed.outcome([base + gamma * direction] * view.count)
+        return none if update is None else update
+
     if by == "loss":
-        harm = _losses_after(view, steps)
+        harm = _losses_after(view, [step(gamma) for gamma in tried])
     else:
         centre = view.mean.double()
-        harm = [_finite_or_worst(float((step.double() - centre).norm())) for step in steps]
+        harm = _longest(
+            lambda place: float((step(tried[place]).double() - centre).norm()),
+            _distances(view, base, direction, tried),
+        )
     gamma = tried[max(range(len(tried)), key=harm.__getitem__)]  # The weakest of equals.
     return Lie(base + gamma * direction, gamma)
 
 
-def _furthest(view: View, base: Tensor, direction: Tensor, tried: Sequence[float]) -> list[float]:
-    """The strengths whose step may be the furthest from the mean: all, unless estimates tell."""
+def both_signs(maximum: float) -> list[float]:
+    """The strengths that are tried, weak ones first.
+
+    >>> both_signs(0.12)
+    [0.0, 0.1, -0.1, 0.12, -0.12]
+    """
+    rungs = [0.0]
+    while (rung := max(FIRST, GROWTH * rungs[-1])) < maximum:
+        rungs.append(rung)
+    ladder = [*rungs, maximum] if maximum > 0 else rungs
+    return [sign * gamma for gamma in ladder for sign in (1.0, -1.0) if gamma or sign > 0]
+
+
+def _distances(
+    view: View, base: Tensor, direction: Tensor, tried: Sequence[float]
+) -> Sequence[Estimate]:
+    """How far from the mean the step after each strength is, as far as that can be estimated."""
     deployed = view.deployed
-    if not isinstance(deployed, DeployedRule):
-        return list(tried)
-    outlook = deployed.outlook(torch.stack([base, direction]), view.mean)
+    outlook = None
+    if isinstance(deployed, DeployedRule):
+        outlook = deployed.outlook(torch.stack([base, direction]), view.mean)
     if outlook is None:
-        return list(tried)
-    estimates = [outlook.distance(np.array([[1.0, g]] * view.count)) for g in tried]
-    return [tried[place] for place in may_be_first(estimates, 1)]
+        return [UNKNOWN] * len(tried)
+    return [outlook.distance(np.array([[1.0, gamma]] * view.count)) for gamma in tried]
+
+
+def _longest(measure: Callable[[int], float], estimates: Sequence[Estimate]) -> list[float]:
+    """What is measured in each place; -inf where the estimates tell that it is not the largest."""
+    found = [-math.inf] * len(estimates)
+    for place in sorted(may_be_first(estimates, 1), key=lambda place: -estimates[place].high):
+        if estimates[place].high < max(found):
+            break
+        found[place] = _finite_or_worst(measure(place))
+    return found
 
 
 def _losses_after(view: View, steps: list[Tensor]) -> list[float]:

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from holdout import device
 from holdout.ids import RoundNumber
 from holdout.learning.losses import CROSS_ENTROPY, Loss
+from holdout.learning.vector import deviation
 from holdout.seeds import Stream
 
 
@@ -192,7 +193,7 @@ class View:
     @cached_property
     def deviation(self) -> Tensor:
         """sigma_t of Algorithm 4: the population's, as in the attack's first publication."""
-        return self.known.std(dim=0, correction=0)
+        return deviation(self.known)
 
     @cached_property
     def usual_norm(self) -> float:

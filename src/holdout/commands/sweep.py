@@ -116,7 +116,7 @@ def _sweep(options: argparse.Namespace) -> int:
     from holdout.terminal import print_sweep, sweeping
 
     # The folder of a quick cut holds the cut itself.
-    quick = options.quick and options.sweep is not None
+    quick = options.quick and not (options.sweep is None and options.byzfl is None)
     with sweeping() as watch:
         prepared = prepare(
             values,

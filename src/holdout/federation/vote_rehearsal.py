@@ -11,7 +11,7 @@ until one or the other is certain: usually as many as the coalition falls short 
 import math
 import statistics
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache, cached_property, partial
 from typing import Protocol
 
@@ -25,7 +25,7 @@ from holdout.custom_code import counted
 from holdout.errors import PluginError
 from holdout.federation.electorate import Electorate, Marks, VoterScores
 from holdout.federation.round_setup import VOTE
-from holdout.holdout_scores import HoldoutScores
+from holdout.holdout_scores import HoldoutScores, digest_of
 from holdout.ids import ProposalId, WorkerId
 from holdout.learning.vector import norm, shrink
 from holdout.rounds import admit_proposals
@@ -98,6 +98,8 @@ class DeployedVote:
     passing: str
     """`any` copy in the union-consensus is enough, or `all` must be."""
     tally: Tally
+    _known_digests: dict[int, bytes] = field(default_factory=dict, init=False)
+    """Those of the honest updates, by identity."""
 
     @property
     def leaves_nobody_out(self) -> bool:
@@ -133,14 +135,34 @@ class DeployedVote:
         radius = self.tally.radius(list(norms.values()))
         bounded = {p: shrink(update, norms[p], radius) for p, update in valid.items()}
         ids, stacked = tuple(bounded), torch.stack(list(bounded.values()))
+        digests = self._digests(bounded, valid, sent)
         ballots = self.electorate.collect_ballots(
             ids,
             frozenset(self.copies),
-            self.scores.marks(ids, lambda scores: scores.losses(stacked)),
+            self.scores.marks(ids, lambda scores: scores.losses(stacked, digests=digests)),
             others=self._silent,
         )
         selection = sorted(self.tally.selected(ballots, ids))
         return mean(torch.stack([bounded[p] for p in selection]), f=0) if selection else None
+
+    def _digests(
+        self,
+        bounded: Mapping[ProposalId, Tensor],
+        valid: Mapping[ProposalId, Tensor],
+        sent: Mapping[ProposalId, object],
+    ) -> list[bytes]:
+        """The digests of what is judged; once a round of honest updates, and of copies once."""
+        found: dict[int, bytes] = {}
+
+        def digest(p: ProposalId) -> bytes:
+            known = self._known_digests if p in self.honest else found
+            if bounded[p] is not valid[p]:  # Scaled down, it is another update.
+                return digest_of(bounded[p])
+            if id(sent[p]) not in known:
+                known[id(sent[p])] = digest_of(bounded[p])
+            return known[id(sent[p])]
+
+        return [digest(p) for p in bounded]
 
     def reaches(self, basis: Tensor, trials: Sequence[MixedLie], along: Tensor) -> list[float]:
         """How far the outcome of each trial goes along a direction."""

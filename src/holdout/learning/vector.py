@@ -19,6 +19,9 @@ from holdout.errors import MisuseError
 _SHORT = 1 << 20
 """Vectors up to this length are summed on one thread."""
 
+_COLUMNS = 1 << 13
+"""Columns of which the deviation is computed at a time."""
+
 
 class ProposalFault(StrEnum):
     """Why something that a worker sent is not an update."""
@@ -114,6 +117,29 @@ def norm(vector: Tensor) -> float:
     5.0
     """
     return float(torch.linalg.vector_norm(vector, dtype=torch.float64))
+
+
+def deviation(rows: Tensor) -> Tensor:
+    """The standard deviation of each column, the population's: torch's to the bit, in less time.
+
+    >>> deviation(torch.tensor([[1.0, 2.0], [3.0, 2.0]]))
+    tensor([1., 0.])
+    """
+    if rows.device.type != "cpu":
+        return rows.std(dim=0, correction=0)
+    values = rows.detach().numpy()
+    found = device.unfilled(values[0]) if len(values) else np.full(values.shape[1], np.nan)
+    # Welford's algorithm in float64, as in torch; but on many columns at once, in the cache.
+    with np.errstate(invalid="ignore", over="ignore"):
+        for start in range(0, values.shape[1] if len(values) else 0, _COLUMNS):
+            block = values[:, start : start + _COLUMNS].astype(np.float64)
+            mean, squares = np.zeros(block.shape[1]), np.zeros(block.shape[1])
+            for count, row in enumerate(block, start=1):
+                apart = row - mean
+                mean += apart / count
+                squares += apart * (row - mean)
+            found[start : start + _COLUMNS] = np.sqrt(squares / len(block))
+    return torch.from_numpy(found).to(rows.dtype)
 
 
 def shrink(vector: Tensor, length: float, radius: float | None) -> Tensor:

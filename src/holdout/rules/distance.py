@@ -41,6 +41,9 @@ _BLOCK = 1 << 15
 WORTH_A_THREAD = 1 << 20
 """With fewer coordinates than this, waking a thread takes longer than it saves."""
 
+_ESTIMATED = 1e-6
+"""By what share of both squared norms an estimated squared distance may be wrong."""
+
 _ROUGH_LEAST = 1 << 18
 """With fewer numbers than this in the updates, bounds save no time."""
 
@@ -91,6 +94,23 @@ def krum_choice(updates: Tensor, *, f: int) -> int:
         if len({_first_twins(updates)[index] for index in rivals}) == 1:
             return int(rivals[0])
     return krum_index(squared_distances(updates), f=f)
+
+
+def krum_weights(gram: Matrix, *, f: int) -> Matrix | None:
+    """All weight on Krum's choice, from inner products; None if rounding might choose another."""
+    norms = gram.diagonal()
+    both = norms[:, None] + norms[None, :]
+    distances = distances_of(gram)
+    low, high = (
+        _scores(np.maximum(distances + sign * _ESTIMATED * both, 0.0), neighbours=len(gram) - f - 2)
+        for sign in (-1, 1)
+    )
+    rivals = np.flatnonzero(low <= high.min())
+    if distances[rivals[0], rivals].any():  # Twins tie exactly, and it matters not which is taken.
+        return None
+    weights = np.zeros(len(gram))
+    weights[rivals[0]] = 1.0
+    return weights
 
 
 def krum_unsquared(updates: Tensor, *, f: int) -> Tensor:

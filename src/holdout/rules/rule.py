@@ -22,7 +22,7 @@ from torch import Tensor
 from holdout import device
 from holdout.custom_code import describe, guard, refused, takes
 from holdout.errors import InfeasibleError, MisuseError
-from holdout.rules.context import ReportingVoters, RuleContext, made_context, part_of
+from holdout.rules.context import ReportingVoters, Root, RuleContext, made_context, part_of
 
 RuleFunction = Callable[..., Tensor]
 """(updates (n, d), f=..., and `context=...` if it takes one) -> the update (d,) to apply."""
@@ -73,8 +73,20 @@ Mix = Callable[..., npt.NDArray[np.float64] | None]
 """(inner products of the updates, f=..., and a pre-aggregation's parameters by name) -> the share
 of every update in each row that it makes; None where a near tie decides, so that rounding might."""
 
-Weigh = Callable[..., npt.NDArray[np.float64]]
-"""(inner products of the updates, f=...) -> the weight of each in the result."""
+Weigh = Callable[..., npt.NDArray[np.float64] | None]
+"""(inner products of the updates, f=...) -> the weight of each in the result; None where a near tie
+decides, so that rounding might. What the rule compares updates with (`Rule.beside`) stands behind
+them; a rule that asks about each update (`Rule.told`) gets the answers as `told=...`."""
+
+Beside = Callable[[Root], Tensor]
+"""The server's own rows -> vectors that a rule compares updates with, (a, d)."""
+
+Told = Callable[[Root, Tensor], Tensor]
+"""The server's own rows and updates -> what the rule asks of each by itself, (n,)."""
+
+Farthest = Callable[[npt.NDArray[np.float64]], float]
+"""(inner products of the updates and, last, of one more vector) -> how far from that vector the
+result can be, whatever the rule is told."""
 
 Rehearse = Callable[[LieLine], Callable[[float], bool]]
 """A line of lies -> for a strength, whether the rule selects the lie."""
@@ -173,9 +185,11 @@ class Rule:
         rehearse: How an attacker finds out whether it selects a lie, or `LEAVES_NOBODY_OUT`.
         needs: How many updates it needs, and whether a root set or voters.
         pre: The pre-aggregations in front of it, first to last.
-        weigh: How it weighs updates, if their inner products decide that, and the result follows
-            them without a jump (`holdout.rules.outlook`).
+        weigh: How it weighs updates, if their inner products decide that (`holdout.rules.outlook`).
         is_steady: Whether updates that are a little different give a result that is.
+        beside: Vectors that it compares updates with, if it asks the server's own rows.
+        told: What it asks these rows about each update.
+        farthest: How far its result can be from some vector, if no more than that is known.
 
     Example:
         >>> from holdout.rules import RULES
@@ -193,6 +207,9 @@ class Rule:
     pre: tuple[PreAggregation, ...] = ()
     weigh: Weigh | None = None
     is_steady: bool = False
+    beside: Beside | None = None
+    told: Told | None = None
+    farthest: Farthest | None = None
 
     def __repr__(self) -> str:
         return f"<Rule: {self.label}, {self.needs.bound}>"
@@ -240,7 +257,11 @@ class Rule:
         """
         choose = self.choose and _with_those_it_takes(self.choose, parameters)
         rule = replace(
-            self, function=partial(self.function, **parameters), choose=choose, weigh=None
+            self,
+            function=partial(self.function, **parameters),
+            choose=choose,
+            weigh=None,
+            farthest=None,
         )
         return rule if self.rehearse is LEAVES_NOBODY_OUT else rehearsed_by_running(rule)
 

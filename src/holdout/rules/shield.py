@@ -33,8 +33,9 @@ from holdout import device
 from holdout.errors import InfeasibleError, MisuseError
 from holdout.parallel import keep_blas_to_one_thread
 from holdout.rules.context import RuleContext
+from holdout.rules.distance import Matrix, distances_of
 from holdout.rules.rule import Needs, admit
-from holdout.rules.trust import Rows, finite_rows, lengths_of
+from holdout.rules.trust import Rows, finite_rows, is_finite, lengths_of
 
 Reports = npt.NDArray[np.float64]
 """(voters, n, classes); NaN where a voter holds no row of a class."""
@@ -95,10 +96,11 @@ def flshield(updates: Tensor, *, f: int, context: RuleContext | None = None) -> 
     updates = admit("flshield", updates, f=f, needs=FLSHIELD_NEEDS)
     if context is None or context.voters is None:
         raise MisuseError("flshield needs a context with voters, context.voters")
-    finite = device.to_numpy(updates.isfinite().all(dim=1))
+    finite = is_finite(updates)
     if not finite.any():
         return torch.full_like(updates[0], torch.nan)
-    rows = finite_rows(updates)[finite]
+    rows = finite_rows(updates)
+    rows = rows if finite.all() else rows[finite]
     norms = lengths_of(rows)
     asked = device.from_numpy(representatives(rows, norms)).to(updates)
     told = context.voters.impacts(asked)
@@ -109,7 +111,39 @@ def flshield(updates: Tensor, *, f: int, context: RuleContext | None = None) -> 
     kept = np.sort(np.argsort(-scores_of(np.stack(reports)), kind="stable")[:half])
     length = np.sort(norms)[(len(norms) - 1) // 2]
     scales = np.where(norms > length, length / np.where(norms > 0, norms, 1.0), 1.0)
-    return device.from_numpy((scales[:, None] * rows)[kept].mean(axis=0)).to(updates)
+    return device.from_numpy((scales[kept, None] * rows[kept]).mean(axis=0)).to(updates)
+
+
+def shield_farthest(gram: Matrix) -> float:
+    """How far from the last row FLShield's result can be, whichever half it keeps.
+
+    With v_i the way from the last row to update i, scaled down as it would be, the result is away
+    by the mean of the v_i of a half S. Of the largest group of equal updates, k are in S:
+
+        |sum v_i|² <= k² |v|² + 2 k sum <v, v_i> + |sum over the others|²
+
+    The second sum is at most that of the largest products; the last term at most (sum |v_i|)² and
+    at most |S| - k times the largest eigenvalue of the inner products of the v_i.
+    """
+    n = len(gram) - 1
+    norms = np.sqrt(gram.diagonal()[:n])
+    length = np.sort(norms)[(n - 1) // 2]
+    scales = np.where(norms > length, length / np.where(norms > 0, norms, 1.0), 1.0)
+    ways = np.hstack([np.diag(scales), np.full((n, 1), -1.0)])
+    apart = ways @ gram @ ways.T
+    twins = distances_of(gram[:n, :n]) == 0
+    group = np.flatnonzero(twins[twins.sum(axis=1).argmax()])
+    others = np.setdiff1d(np.arange(n), group)
+    half = -(-n // 2)
+    along = np.sort(apart[group[0], others])[::-1]
+    single = np.sort(np.sqrt(np.maximum(apart.diagonal()[others], 0.0)))[::-1]
+    widest = float(np.linalg.eigvalsh(apart[np.ix_(others, others)])[-1]) if len(others) else 0.0
+    squares = []
+    for k in range(max(half - len(others), 0), min(len(group), half) + 1):
+        rest = half - k
+        among = min(single[:rest].sum() ** 2, rest * widest)
+        squares.append(k * k * apart[group[0], group[0]] + 2 * k * along[:rest].sum() + among)
+    return float(np.sqrt(max(0.0, *squares, 0.0))) / half
 
 
 def representatives(rows: Rows, norms: npt.NDArray[np.float64]) -> Rows:
@@ -120,8 +154,11 @@ def representatives(rows: Rows, norms: npt.NDArray[np.float64]) -> Rows:
         shares = np.maximum(ways @ ways.T, 0.0) * np.minimum(norms[:, None] / safe[None, :], 1.0)
         np.fill_diagonal(shares, 0.0)
         totals = shares.sum(axis=1, keepdims=True)
-        siblings = (shares / np.where(totals > 0, totals, 1.0)) @ rows
-    mixed: Rows = np.where(totals > 0, (1 - SIBLINGS) * rows + SIBLINGS * siblings, rows)
+        mixed: Rows = (shares / np.where(totals > 0, totals, 1.0)) @ rows
+    mixed *= SIBLINGS
+    mixed += (1 - SIBLINGS) * rows
+    alone = totals[:, 0] <= 0
+    mixed[alone] = rows[alone]
     return mixed
 
 

@@ -5,6 +5,7 @@ from types import MappingProxyType
 from typing import TypeVar
 
 import numpy as np
+import torch
 
 from holdout.errors import UserError
 from holdout.rules import rehearsal
@@ -19,6 +20,7 @@ from holdout.rules.distance import (
     krum_index,
     krum_unsquared,
     krum_unsquared_choice,
+    krum_weights,
     multi_krum,
     multi_krum_choice,
     multi_krum_indices,
@@ -48,7 +50,7 @@ from holdout.rules.rule import (
     put_in_front,
     rehearsed_by_running,
 )
-from holdout.rules.shield import FLSHIELD_NEEDS, flshield
+from holdout.rules.shield import FLSHIELD_NEEDS, flshield, shield_farthest
 from holdout.rules.signs import signguard
 from holdout.rules.subsets import (
     SMEA_NEEDS,
@@ -62,7 +64,15 @@ from holdout.rules.subsets import (
     smea_choice,
     smea_indices,
 )
-from holdout.rules.trust import FLTRUST_NEEDS, ZENO_NEEDS, fltrust, zeno, zeno_choice
+from holdout.rules.trust import (
+    FLTRUST_NEEDS,
+    ZENO_NEEDS,
+    fltrust,
+    fltrust_weights,
+    zeno,
+    zeno_choice,
+    zeno_weights,
+)
 
 T = TypeVar("T")
 
@@ -73,6 +83,8 @@ _ASKING: Mapping[str, Rule] = {
         choose=NAMES_NOBODY,
         rehearse=LEAVES_NOBODY_OUT,
         needs=FLTRUST_NEEDS,
+        weigh=fltrust_weights,
+        beside=lambda root: root.update().detach()[None],
     ),
     "zeno": Rule(
         zeno,
@@ -80,6 +92,9 @@ _ASKING: Mapping[str, Rule] = {
         choose=zeno_choice,
         rehearse=LEAVES_NOBODY_OUT,
         needs=ZENO_NEEDS,
+        weigh=zeno_weights,
+        beside=lambda root: torch.zeros_like(root.update())[None],
+        told=lambda root, updates: root.losses(updates).detach(),
     ),
     "flshield": Rule(
         flshield,
@@ -87,6 +102,7 @@ _ASKING: Mapping[str, Rule] = {
         choose=NAMES_NOBODY,
         rehearse=LEAVES_NOBODY_OUT,
         needs=FLSHIELD_NEEDS,
+        farthest=shield_farthest,
     ),
 }
 """Rules that look at more than the updates: the server's own rows, or what voters report."""
@@ -130,6 +146,7 @@ RULES: Mapping[str, Rule] = MappingProxyType(
             choose=lambda updates, f: [krum_choice(updates, f=f)],
             rehearse=rehearsal.by_distance(lambda squares, f: [krum_index(squares, f=f)]),
             needs=KRUM_NEEDS,
+            weigh=krum_weights,
         ),
         "krum-unsquared": Rule(
             krum_unsquared,

@@ -146,9 +146,8 @@ class _Planner:
         attacked = {key: unit for key, unit in units.items() if key[0] != BASELINE.label}
         if all(isinstance(unit, str) for unit in attacked.values()):
             reasons = list(dict.fromkeys(str(unit) for unit in attacked.values()))
-            raise ConfigError(
-                ["no combination can be run", *reasons[:MISTAKES_MAX]], where="the sweep"
-            )
+            told = "; ".join(reasons[:MISTAKES_MAX])
+            raise ConfigError([f"no combination can be run: {told}"], where="the sweep")
 
     def _fitted_seeds(self, point: Point, contender: Contender) -> Sequence[int | None]:
         """None, or every seed where the sizes of shards, and what fits them, differ by seed."""
@@ -168,12 +167,14 @@ class _Planner:
         except ConfigError as error:
             return {contender.label: "; ".join(error.problems) for contender in group}
         rules = [contender.rule for contender in group]
+        before = len(self.mistakes)
         found = self._try(values, rules, seed)
-        if isinstance(found, str) and len(group) > 1:
+        # A mistake is one for each of them; what does not fit may fit some.
+        if isinstance(found, str) and len(group) > 1 and len(self.mistakes) == before:
             alone = {c.label: self._try(values, [c.rule], seed) for c in group}
             return {label: one if isinstance(one, str) else one[0] for label, one in alone.items()}
         if isinstance(found, str):
-            return {group[0].label: found}
+            return {contender.label: found for contender in group}
         return {contender.label: unit for contender, unit in zip(group, found, strict=True)}
 
     def _baseline(self, point: Point, seed: int | None) -> _Unit | str:

@@ -9,6 +9,7 @@ from typing import Any
 from holdout.config import read_file
 from holdout.errors import UserError
 from holdout.folder_names import claim_path, last_path
+from holdout.results import explained
 from holdout.sweeps.cells import Cells, gather
 from holdout.sweeps.choosing import choose, reported_points
 from holdout.sweeps.curve_store import CurveStore
@@ -17,7 +18,13 @@ from holdout.sweeps.grid import SweepFile
 from holdout.sweeps.outputs import write_outputs
 from holdout.sweeps.planning import Curves, SweepPlan, WantedCurve, plan_sweep
 from holdout.sweeps.sweep_file import read_sweep
-from holdout.sweeps.sweep_folder import STORE, open_folder, refuse_another, write_failed
+from holdout.sweeps.sweep_folder import (
+    STORE,
+    open_folder,
+    refuse_another,
+    refuse_unless_free,
+    write_failed,
+)
 from holdout.sweeps.tables import table_rows
 from holdout.sweeps.workforce import FailedCurve, SweepProgress, run_curves
 
@@ -317,6 +324,9 @@ def prepare(
         folder = last_path(RUNS, name)
     if resume:
         refuse_another(folder, file.as_dict())
+    elif out is not None:
+        with explained(folder):
+            refuse_unless_free(folder)  # Before a plan of thousands of curves is made for nothing.
     where = CurveStore(Path(store) if store is not None else folder.parent / STORE)
     plan = plan_sweep(file)
     return Prepared(

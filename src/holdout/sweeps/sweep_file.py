@@ -319,6 +319,8 @@ class _Reader:
             for j in range(len(axis.values)):
                 point = (*first[:i], j, *first[i + 1 :])
                 parsed = self._problems_at(file, point, None)
+                if parsed is None:  # What is wrong, or does not fit, cannot be compared.
+                    continue
                 # A multiple of the true share may mean the same here, and not elsewhere.
                 same = parsed if axis.path != ASSUMED else axis.values[j]
                 text = json.dumps(same, sort_keys=True, default=str)
@@ -336,8 +338,9 @@ class _Reader:
         else:
             misfits, problems = parsed.misfits, parsed.problems
             known = parsed.config.as_dict()
-        self.problems.extend(problem for problem in problems if problem not in misfits)
-        return known
+        mistakes = [problem for problem in problems if problem not in misfits]
+        self.problems.extend(mistakes)
+        return None if mistakes else known
 
 
 def _flat_axes(grid: Mapping[str, Any], problems: list[str]) -> dict[Names, Any]:

@@ -34,10 +34,10 @@ def open_folder(path: Path, values: Mapping[str, Any], *, resume: bool) -> Itera
     if not resume:
         with explained(path):
             path.mkdir(parents=True, exist_ok=True)
-            _refuse_unless_free(path)
+            refuse_unless_free(path)
     with explained(path), lock(path):
         if not resume:
-            _refuse_unless_free(path)
+            refuse_unless_free(path)
         write_atomic(path / SWEEP, tomli_w.dumps(values).encode())
         yield
 
@@ -49,8 +49,10 @@ def read_folder(path: Path) -> dict[str, Any]:
     return read_file(path / SWEEP)
 
 
-def _refuse_unless_free(path: Path) -> None:
-    if any(entry.name not in (LOCK, f".{SWEEP}.partial") for entry in path.iterdir()):
+def refuse_unless_free(path: Path) -> None:
+    """Raise if something is in the folder already."""
+    found = path.iterdir() if path.is_dir() else ()
+    if any(entry.name not in (LOCK, f".{SWEEP}.partial") for entry in found):
         raise RunFolderError(
             f"{path} exists and is not empty; choose another --out, or continue with --resume"
         )

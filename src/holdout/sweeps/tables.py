@@ -98,10 +98,11 @@ def table_tex(cells: Cells) -> str:
     """The heat maps as one LaTeX table (booktabs): the best of each column is bold."""
     layout, measure = layout_of(cells.file), cells.file.settings.measure
     columns = layout.columns
+    in_unit = " in percent" if cells.metric.unit == "%" else ""
     lines = [
         "% Needs \\usepackage{booktabs}.",
-        f"% Test {cells.metric.name} {WORDS[measure]}, under the worst attack; mean and standard "
-        "deviation over seeds.",
+        f"% Test {cells.metric.name} {WORDS[measure]}{in_unit}, under the worst attack; mean and "
+        "standard deviation over seeds.",
         f"\\begin{{tabular}}{{l{'r' * len(columns)}}}",
         "\\toprule",
     ]
