@@ -433,6 +433,25 @@ def test_a_run_is_extended_tabulated_and_its_models_exported(config, capsys):
     )
 
 
+@pytest.mark.usefixtures("_small_page")
+def test_a_file_that_cannot_be_written_is_named_without_a_number(config, capsys):
+    assert run_command(["run", str(config), "--out", "out"]) == 0
+    capsys.readouterr()
+    assert run_command(["export", "out", "--rule", "holdout", "/proc/model.safetensors"]) == 1
+    assert re.fullmatch(r"holdout: /proc/\S*: No such file or directory\n", capsys.readouterr().err)
+
+
+def test_custom_code_may_import_its_neighbours_when_it_is_called(tmp_path, config):
+    (tmp_path / "neighbour.py").write_text("NAMES = ('x_train', 'y_train', 'x_test', 'y_test')\n")
+    (tmp_path / "late.py").write_text(
+        "import numpy as np\n\n\ndef load():\n    import neighbour\n\n"
+        "    return tuple(np.load('points.npz')[name] for name in neighbour.NAMES)\n"
+    )
+    command = [sys.executable, "-P", "-m", "holdout", "run", str(config), "--out", "late"]
+    subprocess.run([*command, "--set", "data.name=late:load"], cwd=tmp_path, check=True)
+    assert (tmp_path / "late" / "summary.json").exists()
+
+
 # --- A report ---
 
 

@@ -2,6 +2,8 @@
 
 import os
 import sys
+from contextlib import suppress
+from pathlib import Path
 
 from holdout import interrupts
 
@@ -16,6 +18,9 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 def main() -> None:
     """Run the command line and exit with its code."""
     interrupts.take_over()
+    # Custom code may import its neighbours when it is called. Last: no file there hides a module.
+    with suppress(FileNotFoundError):
+        sys.path.append(str(Path.cwd()))
     try:
         # Only now, since importing takes a while, and Ctrl-C may come meanwhile.
         from holdout.commands import run_command

@@ -68,7 +68,14 @@ def checked_copy(owner: str, kept: object, code: object = None) -> Kept:
     return copy
 
 
-def attempt(action: Callable[[], Any], *, kind: str, owner: str, failures: list[Failure]) -> Any:
+def attempt(
+    action: Callable[[], Any],
+    *,
+    kind: str,
+    owner: str,
+    failures: list[Failure],
+    code: object = None,
+) -> Any:
     """What a worker answers; None if it raises: a worker that crashes does not end the round.
 
     Args:
@@ -76,11 +83,12 @@ def attempt(action: Callable[[], Any], *, kind: str, owner: str, failures: list[
         kind: What is asked of it.
         owner: Whose code it is.
         failures: What it raises goes here.
+        code: The worker's function, whose place is told if no line of it was reached.
     """
     try:
         return action()
     except RAISED as error:
-        failures.append(failure_of(kind, owner, error))
+        failures.append(failure_of(kind, owner, error, code))
         return None
 
 

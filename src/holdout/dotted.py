@@ -65,7 +65,7 @@ def _working_directory_importable() -> Iterator[None]:
         yield
         return
     importlib.invalidate_caches()  # The file may be newer than what was last seen of its folder.
-    if folder in sys.path or "" in sys.path:
+    if sys.path[:1] in ([folder], [""]):
         yield
         return
     sys.path.insert(0, folder)

@@ -49,8 +49,8 @@ class Failure:
         return f"{self.owner} {verb}{self.error}{_in_brackets(self.where)}"
 
 
-def failure_of(kind: str, owner: str, error: BaseException) -> Failure:
-    """The failure that an exception describes."""
+def failure_of(kind: str, owner: str, error: BaseException, code: object = None) -> Failure:
+    """The failure that an exception describes; it is placed at `code` if no line was the user's."""
     first = next(_users(error.__traceback__), error.__traceback__)
     try:
         text = "".join(traceback.format_exception(type(error), error, first))
@@ -58,7 +58,8 @@ def failure_of(kind: str, owner: str, error: BaseException) -> Failure:
         text = "".join([*traceback.format_tb(first), summary_of(error)])
     if len(text) > LENGTH_MAX:
         text = f"{text[: LENGTH_MAX // 2]}\n...\n{text[-LENGTH_MAX // 2 :]}"
-    return Failure(kind, owner, summary_of(error), place_of(error), text)
+    where = place_of(error) or definition_of(code)
+    return Failure(kind, owner, summary_of(error), where, text)
 
 
 def summary_of(error: BaseException) -> str:

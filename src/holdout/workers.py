@@ -246,12 +246,17 @@ def _checked_batch(made: object, augment: object, *, like: Batch) -> Batch:
             )
             if fits:
                 return x, y
-    got = [describe(part) for part in made] if isinstance(made, tuple) else describe(made)
     raise refused(
         "data.augment must return finite samples and targets like those that it got, "
-        f"{[describe(part) for part in like]}; got {got}",
+        f"{_described(like)}; got {_described(made)}",
         augment,
     )
+
+
+def _described(parts: object) -> str:
+    if not isinstance(parts, tuple):
+        return describe(parts)
+    return " and ".join(map(describe, parts)) or "an empty tuple"
 
 
 def is_plain(worker: Worker) -> TypeIs[HonestWorker]:

@@ -13,6 +13,7 @@ from torch import nn
 
 from holdout import results
 from holdout.commands import run_command
+from holdout.data.datasets import Dataset
 from holdout.errors import ConfigError, ModelError, PluginError, RunFailed, RunFolderError
 from holdout.experiments import runner
 from holdout.experiments.curves import final_table, group
@@ -154,11 +155,14 @@ def test_a_vote_that_is_no_ballot_is_an_error_too(data, rule):
             return [0, 1]
 
     said = []
-    result = run(settings(data, rule), plugins=Plugins(worker=Wrong), say=said.append)
-    for line in result.rounds:
+    with pytest.raises(RunFailed, match="no honest vote arrived in any round of HoldOut") as failed:
+        run(settings(data, rule), plugins=Plugins(worker=Wrong), say=said.append)
+    for line in failed.value.result.rounds:
         honest = len(line["voters"]) - line["byzantine_voters"]
         assert line["custom_errors"] == {"vote": honest}
-    assert "must return a ballot and raised AttributeError: 'list' object" in said[0]
+    kind = "JointBallot" if rule == "holdout" else "Approvals"
+    assert f"must return a ballot ({kind}); got list (" in said[0]
+    assert "test_custom_code.py, line " in said[0]
 
 
 def test_without_a_server_errors_are_counted_too(data):
@@ -419,6 +423,16 @@ def test_a_custom_rule_that_was_attacked_without_a_search_says_so(data, attack, 
     found = [note for note in result.notes if "does not search" in note]
     assert bool(found) is told
     assert all(note.endswith(": mine") for note in found)
+
+
+@pytest.mark.parametrize(
+    ("shape", "told"), [((28, 28, 3), True), ((3, 28, 28), False), ((3, 3, 3), False)]
+)
+def test_images_with_their_channels_last_are_noted_though_the_model_takes_them(shape, told):
+    x, y = torch.zeros(4, *shape), torch.tensor([0, 1, 0, 1])
+    notes = notes_on_data(Dataset("photos", x, y, x, y, classes=2))
+    remedy = "look like images (height, width, channels): move the channels to the front"
+    assert any(f"the samples of photos, of shape {shape}, {remedy}" in n for n in notes) is told
 
 
 def test_classes_without_rows_are_named():

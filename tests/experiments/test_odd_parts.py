@@ -16,7 +16,9 @@ from holdout.tracebacks import failure_of, summary_of
 
 CODE = """
 import sys
+import time
 
+import numpy as np
 import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
@@ -163,6 +165,42 @@ class Poison:
 class NoWorker:
     def __init__(self, inner):
         pass
+
+
+class Narrow(Wrapped):
+    def propose(self, weights):
+        return weights
+
+
+def bent_rule(updates, *, f, context):
+    return updates[:, : 2 if context.round_number > 1 else None].mean(dim=0)
+
+
+def detached_loss(outputs, targets):
+    return cross_entropy(outputs.detach(), targets, reduction="none")
+
+
+class Detached(nn.Linear):
+    def forward(self, x):
+        return super().forward(x).detach()
+
+
+def detached_factory(shape, classes):
+    return Detached(shape[0], classes)
+
+
+def random_factory(shape, classes):
+    model = nn.Linear(shape[0], classes)
+    nn.init.constant_(model.bias, time.perf_counter())
+    return model
+
+
+def few_shards(labels, workers, rng):
+    return [[0]]
+
+
+def random_shards(labels, workers, rng):
+    return [np.random.permutation(len(labels))[:30] for _ in range(workers)]
 """
 
 
@@ -248,6 +286,12 @@ def test_a_worker_that_sends_no_update_is_told_with_its_place(values, worker, go
     assert failed.value.result.summary["custom_errors"]["first"]["traceback"] is None
 
 
+def test_a_worker_that_cannot_be_asked_is_told_with_its_place(values):
+    with pytest.raises(RunFailed, match="unexpected keyword argument 'round_number'") as failed:
+        run(values(["mean"], "federation.worker=parts:Narrow"))
+    assert place_of("def propose(self, weights):") in str(failed.value)
+
+
 BODIES = {
     "Short": "return torch.zeros(3)",
     "Forgets": "self.inner.propose(weights, **facts)\n\n\nclass Endless",
@@ -269,6 +313,25 @@ BODIES = {
         ("mean", ["training.loss=parts:short_loss"], "one float32 for each", "def short_loss"),
         ("mean", ["training.schedule=parts:negative_schedule"], "above 0", "def negative_s"),
         ("mean", ["data.augment=parts:augment"], "data.augment must return", "def augment"),
+        ("mean", ["data.augment=parts:augment"], "like those that it got, torch.fl", "def augment"),
+        ("parts:bent_rule", [], "floats of shape (903,); got torch.float32 of", "def bent_rule"),
+        (
+            "parts:bent_rule",
+            ["attack.name=alie", "attack.gamma=adaptive"],
+            "floats of shape (903,); got torch.float32 of",
+            "def bent_rule",
+        ),
+        (
+            "parts:bent_rule",
+            ["attack.name=greedy"],
+            "floats of shape (903,); got torch.float32 of",
+            "def bent_rule",
+        ),
+        ("mean", ["training.loss=parts:detached_loss"], "has no gradient", "def detached_loss"),
+        ("mean", ["model.name=parts:detached_factory"], "have no gradient", "def detached_fac"),
+        ("mean", ["model.name=parts:random_factory"], "same weights whenever", "def random_fac"),
+        ("mean", ["data.partition=parts:few_shards"], "for each of 10 workers", "def few_shards"),
+        ("mean", ["data.partition=parts:random_shards"], "the same rows for", "def random_sh"),
         ("mean", ["attack.name=parts:Poison"], "poison_labels must return", "def poison_l"),
         ("mean", ["model.name=parts:Scribbler"], "must leave its input as it is", "SCRIBBLER"),
         ("mean", ["data.name=parts:no_loader"], "must be a Dataset or", "def no_loader"),

@@ -668,3 +668,11 @@ def test_a_slip_in_a_composed_name_is_one_mistake(rule, message, data):
     with pytest.raises(ConfigError, match=message) as caught:
         run(values)
     assert len(caught.value.problems) == 1
+
+
+def test_what_only_a_resumed_run_can_take_is_refused_in_any_other(data, tmp_path):
+    with pytest.raises(UserError, match="resume=True needs out"):
+        run(tiny.values(data), resume=True)
+    with pytest.raises(UserError, match="changed_code is for resume=True"):
+        run(tiny.values(data), out=tmp_path / "run", changed_code=True)
+    assert not (tmp_path / "run").exists()

@@ -401,6 +401,10 @@ def test_numbers_that_are_given_are_kept_or_refused_all_at_once():
             {"partition": "file", "partition_file": "nowhere.json"},
             "data.partition = 'file': nowhere.json: cannot be read: No such file or directory",
         ),
+        (
+            {"partition": "file", "partition_file": "/dev/zero"},
+            "data.partition = 'file': /dev/zero: must be an ordinary file; it is a pipe or a dev",
+        ),
     ],
 )
 def test_data_that_does_not_fit_the_federation_is_named(data, problem):

@@ -17,6 +17,7 @@ from holdout.experiments import runner, trackers
 from holdout.experiments.parallel import Job, run_together
 from holdout.experiments.plan import make_plan
 from holdout.experiments.runner import run
+from holdout.experiments.trackers.mlflow_tracker import few_attempts
 from holdout.experiments.trackers.numbers import NUMBERS
 from holdout.experiments.watchers import FAILURES_MAX, GuardedTracker
 
@@ -333,6 +334,19 @@ def test_a_run_begun_anew_in_the_same_folder_is_another_mlflow_run(data, tmp_pat
         (tmp_path / "run").rename(tmp_path / place)
     runs, _ = read_mlflow(mlflow_uri, "anew")
     assert len(runs) == 2
+
+
+def test_a_server_that_does_not_answer_at_the_start_is_not_asked_for_minutes(monkeypatch):
+    variables = pytest.importorskip("mlflow.environment_variables")
+    setting = variables.MLFLOW_HTTP_REQUEST_MAX_RETRIES
+    monkeypatch.delenv(setting.name, raising=False)
+    usual = setting.get()
+    with few_attempts():
+        assert setting.get() == 2 < usual
+    assert setting.get() == usual
+    monkeypatch.setenv(setting.name, "5")
+    with few_attempts():
+        assert setting.get() == 5
 
 
 def test_a_tracker_that_cannot_start_ends_the_run_before_it_begins(data, tmp_path):

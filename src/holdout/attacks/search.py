@@ -98,7 +98,8 @@ class DeployedRule:
             )
         except InfeasibleError:
             return None
-        return checked_update(label, result, self.honest.shape[1:]).float().clone()
+        shape = self.honest.shape[1:]
+        return checked_update(label, result, shape, self.rule.function).float().clone()
 
     def reaches(self, basis: Tensor, trials: Sequence[MixedLie], along: Tensor) -> list[float]:
         """How far the outcome of each trial goes along a direction."""

@@ -57,7 +57,9 @@ def _run(arguments: Sequence[str]) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return shared.EXIT_FAILURE
     except OSError as error:
-        print(f"holdout: {error}", file=sys.stderr)
+        named = error.filename is not None and error.strerror
+        told = f"{error.filename}: {error.strerror}" if named else str(error)
+        print(f"holdout: {told}", file=sys.stderr)
         return shared.EXIT_FAILURE
     return code
 

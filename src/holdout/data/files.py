@@ -192,7 +192,7 @@ def read_npz(path: Path) -> Arrays:
     """The arrays x_train, y_train, x_test and y_test of an npz file."""
     try:
         with readable(path):
-            _refuse_special(path)
+            refuse_special(path)
             with zipfile.ZipFile(path) as archive:
                 return _read_members(archive, path)
     except DataError:
@@ -202,7 +202,7 @@ def read_npz(path: Path) -> Arrays:
         raise DataError(f"{path}: not a readable npz file: {error}") from error
 
 
-def _refuse_special(path: Path) -> None:
+def refuse_special(path: Path) -> None:
     """Refuse pipes, which may never speak, and devices, which may never end."""
     mode = path.stat().st_mode
     if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
@@ -210,7 +210,7 @@ def _refuse_special(path: Path) -> None:
 
 
 def _open(path: Path) -> BinaryIO | gzip.GzipFile | lzma.LZMAFile:
-    _refuse_special(path)
+    refuse_special(path)
     match path.suffix:
         case ".gz":
             return gzip.open(path, "rb")

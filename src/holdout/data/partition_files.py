@@ -27,6 +27,7 @@ def read_partition(path: Path, *, workers: int, rows: int) -> list[Integers]:
         rows: How many training rows there are.
     """
     with files.readable(path):
+        files.refuse_special(path)
         size = path.stat().st_size
     if size > files.BYTES_MAX:
         raise DataError(f"{path}: at most {files.BYTES_MAX} bytes are read; it has {size}")
@@ -37,7 +38,9 @@ def read_partition(path: Path, *, workers: int, rows: int) -> list[Integers]:
 def checked_shards(shards: object, *, workers: int, rows: int, name: str) -> list[Integers]:
     """Shards from outside as arrays: one for each worker, of different rows that exist."""
     if not isinstance(shards, Sequence) or isinstance(shards, str | bytes):
-        raise DataError(f"{name}: must give a list of row numbers for each worker")
+        raise DataError(
+            f"{name}: must give a list of row numbers for each worker; got {type(shards).__name__}"
+        )
     if len(shards) != workers:
         raise DataError(
             f"{name}: must hold a shard for each of {workers} workers; has {len(shards)}"

@@ -29,6 +29,7 @@ from holdout.data.partition_files import checked_shards, read_partition
 from holdout.dotted import resolve
 from holdout.errors import DataError
 from holdout.seeds import stream
+from holdout.tracebacks import with_place
 
 Integers = NDArray[np.int64]
 
@@ -184,9 +185,14 @@ def _custom(name: str, labels: NDArray[np.integer], workers: int, seed: int) -> 
     if not callable(function):
         raise DataError(f"{name}: a partition must be callable; got {type(function).__name__}")
     made = guard(
-        f"the partition {name}", lambda: function(labels.copy(), workers, _generator(seed))
+        f"the partition {name}",
+        lambda: function(labels.copy(), workers, _generator(seed)),
+        function,
     )
-    return checked_shards(made, workers=workers, rows=len(labels), name=name)
+    try:
+        return checked_shards(made, workers=workers, rows=len(labels), name=name)
+    except DataError as error:
+        raise DataError(with_place(str(error), error, function)) from error
 
 
 def _counts_of(

@@ -7,6 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -302,7 +303,7 @@ def _check_fit(plan: ExperimentPlan, problems: list[str]) -> None:
             _check_memory(config, vector.dimension(plan.model(seed)))
             model = plan.federation(curve, seed).model
             _poisoned(plan.attack, dataset)
-            _try_other_seeds(plan)
+            _try_all_seeds(plan)
         for attacked, _ in plan.curves:
             check = getattr(attacked.act, "check_model", None)
             if check is not None:
@@ -315,10 +316,27 @@ def _check_fit(plan: ExperimentPlan, problems: list[str]) -> None:
         raise ConfigError(problems, misfits=problems)
 
 
-def _try_other_seeds(plan: ExperimentPlan) -> None:
-    """Call custom factories and partitions for each seed: none fails once curves have been run."""
-    for seed in plan.config.experiment.seeds[1:]:
-        if is_custom(plan.factory):
-            plan.model(seed)
-        if ":" in plan.config.data.partition:
-            shards_of(plan.config, plan.dataset, seed)
+def _try_all_seeds(plan: ExperimentPlan) -> None:
+    """Call custom factories and partitions for each seed, twice: the seed alone must decide.
+
+    So none fails once curves have been run, and all curves of a seed begin with the same weights
+    and the same shards.
+    """
+    config, factory = plan.config, plan.factory
+    for seed in config.experiment.seeds:
+        if is_custom(factory):
+            weights = [vector.flatten(plan.model(seed)) for _ in range(2)]
+            if not torch.equal(*weights):
+                raise refused(
+                    f"the model {config.model.name} must begin with the same weights whenever "
+                    "torch has the same seed; made twice, it had others",
+                    factory,
+                )
+        if ":" in config.data.partition:
+            shards = [shards_of(config, plan.dataset, seed) for _ in range(2)]
+            if not all(map(np.array_equal, *shards)):
+                raise refused(
+                    f"the partition {config.data.partition} must give the same rows for an equal "
+                    "generator; asked twice, it gave others",
+                    resolve(config.data.partition),
+                )

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from holdout import device
 from holdout.custom_code import checked_copy, guard, refused
-from holdout.errors import InfeasibleError, PluginError
+from holdout.errors import InfeasibleError
 from holdout.experiments.plan import ExperimentPlan
 from holdout.federation.reports import Reporters
 from holdout.federation.round_setup import draw_round, first_state, rule_context
@@ -107,11 +107,8 @@ class _Trial:
         code, context = self.rule.function, self.context()
         ask = partial(self.rule, f=self.f, context=context)
         result = self._unchanged(self.name, code, self.updates, ask)
-        try:
-            checked_copy(self.name, context.state)
-            return checked_update(self.name, result, self.updates.shape[1:]).clone()
-        except PluginError as error:
-            raise refused(str(error), code) from error
+        checked_copy(self.name, context.state, code)
+        return checked_update(self.name, result, self.updates.shape[1:], code).clone()
 
     @staticmethod
     def _unchanged(

@@ -11,6 +11,7 @@ from holdout.attacks.schedule import Schedule
 from holdout.curve_rows import MOVED, NO_ATTACK
 from holdout.data.datasets import Dataset
 from holdout.experiments.curves import MISSING_MAX, CurveResult, Round
+from holdout.learning.models import channels_remedy
 from holdout.metrics import metric_of
 from holdout.rules import LEAVES_NOBODY_OUT, find_rule
 from holdout.voting import VOTES
@@ -51,8 +52,10 @@ CAPPED = (*ADAPTIVE, "opt-alie", "opt-ipm")
 
 
 def notes_on_data(dataset: Dataset) -> list[str]:
-    """Classes of which there is nothing to learn from, or nothing to test on."""
+    """Images the wrong way round; classes that nobody can learn, or that nobody is tested on."""
     notes: list[str] = []
+    if remedy := channels_remedy(dataset.shape):
+        notes.append(f"the samples of {dataset.name}, of shape {dataset.shape}, {remedy}")
     if dataset.classes is None:
         return notes
     for labels, rows in ((dataset.y_train, "training"), (dataset.y_test, "test")):
@@ -139,6 +142,8 @@ def _broken(curve: CurveResult, settings: Mapping[str, Any]) -> str | None:
     """Why one seed of a curve measured nothing; None if it did."""
     if curve.honest_missing == 1:
         return "no honest proposal arrived in any round"
+    if _votes_missing(curve) == 1:
+        return "no honest vote arrived in any round"
     if len(_raised(curve, "aggregate")) == len(curve.rounds):
         return "custom code raised, while the rule was applied, in every round"
     asked = [line for line in _lying(curve, settings) if line.get("byzantine_proposers")]

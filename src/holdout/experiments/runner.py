@@ -192,6 +192,10 @@ def run(
     1.0
     """
     _refuse_other_types(config, plugins)
+    if resume and out is None:
+        raise UserError("resume=True needs out, the folder of the run to go on with")
+    if changed_code and not resume:
+        raise UserError("changed_code is for resume=True: a new run takes the code as it is")
     callers = CallersWatcher(watch)
     values = read_file(Path(config)) if isinstance(config, str | Path) else config
     return run_plan(

@@ -22,7 +22,7 @@ from holdout.ids import ProposalId, WorkerId
 from holdout.learning.vector import ProposalFault
 from holdout.rounds import admit_proposals
 from holdout.tracebacks import Failure, definition_of
-from holdout.voting import Terms
+from holdout.voting import Approvals, JointBallot, Terms
 from holdout.workers import Worker, is_plain
 
 
@@ -78,7 +78,13 @@ def _attempt_with_state(
     What a worker has written before it crashes is kept too.
     """
     owner = f"worker {number}"
-    ask = partial(attempt, kind=kind, owner=f"{owner}, asked to {kind},", failures=heard.failures)
+    ask = partial(
+        attempt,
+        kind=kind,
+        owner=f"{owner}, asked to {kind},",
+        failures=heard.failures,
+        code=asked,
+    )
     with untouched(owner, setup.federation.pool, asked):
         if not takes(asked, "state"):
             return ask(asked)
@@ -109,14 +115,15 @@ def ask_to_vote(
     ballot: Any = _attempt_with_state(setup, voter, VOTE, asked, heard)
     if len(heard.failures) > before:
         return None
-    # Whatever is no ballot raises here, and is counted too.
+    owner = f"worker {voter}, asked to {VOTE},"
+    if not hasattr(type(ballot), "message"):
+        kind = JointBallot if terms.is_joint else Approvals
+        wrong = f"must return a ballot ({kind.__name__}); got {describe(ballot)}"
+        heard.failures.append(Failure(VOTE, owner, wrong, definition_of(asked)))
+        return None
+    # A ballot made of something else may raise here.
     return own_copies(
-        attempt(
-            lambda: ballot.message,
-            kind=VOTE,
-            owner=f"worker {voter}, asked to {VOTE}, must return a ballot and",
-            failures=heard.failures,
-        )
+        attempt(lambda: ballot.message, kind=VOTE, owner=owner, failures=heard.failures, code=asked)
     )
 
 

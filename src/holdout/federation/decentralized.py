@@ -163,6 +163,7 @@ def _first_radius(federation: Federation, failures: list[Failure]) -> float:
                 kind=PROPOSE,
                 owner="a worker, asked for the length of its update before round 1,",
                 failures=failures,
+                code=asked,
             )
 
     alone = [ask(worker) for worker in honest if not is_plain(worker)]

@@ -98,6 +98,12 @@ def _checked(losses: object, outputs: Tensor, name: str, function: object) -> Te
             f"got {describe(losses)}",
             function,
         )
+    if torch.is_grad_enabled() and outputs.requires_grad and not losses.requires_grad:
+        raise refused(
+            f"the loss {name} must be computed from the outputs by torch alone, so that it can be "
+            "differentiated; what it returned has no gradient",
+            function,
+        )
     return losses
 
 

@@ -112,15 +112,19 @@ def _lenet5_side(side: int) -> int:
 
 
 def _hint(shape: tuple[int, ...]) -> str:
-    """What to say of images whose channels seem to come last.
+    return f"; these {remedy}" if (remedy := channels_remedy(shape)) else ""
 
-    >>> _hint((3, 32, 32))
+
+def channels_remedy(shape: tuple[int, ...]) -> str:
+    """What to do about images whose channels seem to come last; empty for any other samples.
+
+    >>> channels_remedy((3, 32, 32))
     ''
     """
     if len(shape) != 3 or shape[2] not in (1, 3) or shape[0] in (1, 3):  # noqa: PLR2004
         return ""
     return (
-        "; these look like images (height, width, channels): move the channels to the front, "
+        "look like images (height, width, channels): move the channels to the front, "
         "as x.transpose(0, 3, 1, 2) does"
     )
 
@@ -197,6 +201,13 @@ def _check_function(model: nn.Module, shape: tuple[int, ...], classes: int) -> N
             ),
         }
         model.train()
+        with torch.enable_grad():
+            graph = call(lambda: model(x.clone()), "a pass with gradients failed")
+    if not graph.requires_grad:
+        raise ModelError(
+            "a model must compute its logits from its weights by torch alone, so that they can be "
+            "differentiated; they have no gradient"
+        )
     if not torch.equal(before, torch.get_rng_state()):
         raise ModelError("a model must not draw random numbers (dropout); its forward pass does")
     for what, other in others.items():

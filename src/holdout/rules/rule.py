@@ -426,7 +426,9 @@ def _reach_of(rule: Rule, line: LieLine) -> Callable[[float], float]:
             )
         except InfeasibleError:
             return -math.inf
-        reached = float(checked_update(owner, result, direction.shape).double() @ direction)
+        reached = float(
+            checked_update(owner, result, direction.shape, rule.function).double() @ direction
+        )
         return reached if math.isfinite(reached) else -math.inf
 
     return reach

@@ -4,7 +4,10 @@ A curve that goes on goes on in the MLflow run it began in.
 """
 
 import hashlib
+import os
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,12 +24,27 @@ ID_TAG = "holdout.curve_id"
 ALWAYS = "seconds"
 """A number that every round has."""
 PARAMETER_CHARACTERS_MAX = 500
+RETRIES = "MLFLOW_HTTP_REQUEST_MAX_RETRIES"
+"""By this MLflow knows how often to ask again; it reads it at each request."""
 
 
 def make_tracker(config: Config, folder: Path | None) -> "MlflowTracker":
     """The tracker of a run."""
     place = config.track.mlflow
     return MlflowTracker(folder, uri=place if isinstance(place, str) else None)
+
+
+@contextmanager
+def few_attempts() -> Iterator[None]:
+    """Wait for a server that does not answer for seconds, not for minutes as MLflow would."""
+    if RETRIES in os.environ:  # The user has said how often.
+        yield
+        return
+    os.environ[RETRIES] = "2"
+    try:
+        yield
+    finally:
+        del os.environ[RETRIES]
 
 
 class MlflowTracker:
@@ -47,8 +65,10 @@ class MlflowTracker:
 
         self._config, self._client = config, MlflowClient(tracking_uri=self._uri)
         name = config.experiment.name
-        known = self._client.get_experiment_by_name(name)
-        self._experiment = known.experiment_id if known else self._client.create_experiment(name)
+        with few_attempts():
+            known = self._client.get_experiment_by_name(name)
+            found = known.experiment_id if known else self._client.create_experiment(name)
+        self._experiment = found
 
     def round(self, progress: "Progress") -> None:
         """Log the round's numbers."""
