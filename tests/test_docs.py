@@ -27,6 +27,7 @@ TITLE = re.compile(r"# (\w+\.(?:py|toml))\n")
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)
 TEST_NAME = re.compile(r"`(tests/[\w/]+\.py)::(\w+)`")
+RESULT = re.compile(r"# (<Result.*>)$", re.MULTILINE)
 CODE_NAME = re.compile(r"`([a-z_]+(?:\.[a-z_]+)*:[\w.]+)`")
 
 
@@ -76,13 +77,27 @@ def save_titled(path: Path, folder: Path) -> None:
 @pytest.mark.parametrize(
     "path", every_document(with_blocks="python", slow=("docs/tutorial.md", "docs/sweep.md"))
 )
-def test_python_blocks_run(path, folder):
+def test_python_blocks_run_and_print_what_they_say(path, folder, capsys):
     save_titled(path, folder)
     namespace = {"__name__": path.stem}
     for block in blocks(path, "python"):
         # Blank lines in front, so that a traceback shows the line of the document.
         source = "\n" * (block.line - 1) + block.text
         exec(compile(ast.parse(source), str(path), "exec"), namespace)
+    said = RESULT.findall("\n".join(block.text for block in blocks(path, "python")))
+    printed = capsys.readouterr().out
+    assert [
+        text for text in said if not any(same(text, line) for line in printed.split("\n"))
+    ] == []
+
+
+def same(one: str, other: str) -> bool:
+    """Whether two texts are equal but for a point in each number: processors differ a little."""
+    number = re.compile(r"\d+\.\d+")
+    pairs = zip(number.findall(one), number.findall(other), strict=False)
+    return number.sub("", one) == number.sub("", other) and all(
+        abs(float(a) - float(b)) < 1 for a, b in pairs
+    )
 
 
 @pytest.mark.parametrize("path", every_document(with_blocks="toml"))

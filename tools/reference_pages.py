@@ -273,10 +273,10 @@ def _defaults(documented: Any) -> dict[str, Any]:
 RULES_HEAD = """\
 # Rules
 
-What `experiment.rules` may name, with definitions. n updates x_1 ... x_n in R^d arrive, of which at
-most f are lies; |x| is the Euclidean norm. A rule that is infeasible with what is left of a round
-makes no step, and a config that cannot be feasible is refused. A pre-aggregation stands before a
-rule, as in `nnm+krum`; custom code is named `"package.module:name"`.
+The values of `experiment.rules`, with definitions. n updates x_1 ... x_n in R^d arrive, at most f
+of them lies; |x| is the Euclidean norm. If a rule is infeasible with the updates left in a round,
+that round makes no step; a config that can never be feasible is refused. A pre-aggregation stands
+before a rule, as in `nnm+krum`; custom code is named `"package.module:name"`.
 
 This page is made from the docstrings by `make docs`.
 """
