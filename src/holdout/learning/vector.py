@@ -120,7 +120,7 @@ def norm(vector: Tensor) -> float:
 
 
 def deviation(rows: Tensor) -> Tensor:
-    """The standard deviation of each column, the population's: torch's to the bit, in less time.
+    """The standard deviation of each column, the population's: what torch computes, in less time.
 
     >>> deviation(torch.tensor([[1.0, 2.0], [3.0, 2.0]]))
     tensor([1., 0.])
