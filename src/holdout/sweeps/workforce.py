@@ -18,7 +18,7 @@ from typing import Any
 
 from holdout.errors import WriteError
 from holdout.sweeps.curve_store import CurveStore
-from holdout.sweeps.estimates import CurvePace, spread_over
+from holdout.sweeps.estimates import CurvePace, duration, spread_over
 from holdout.sweeps.planning import WantedCurve
 
 STOP_SECONDS = 120.0
@@ -49,8 +49,6 @@ class SweepProgress:
     """The curve that was heard of last."""
 
     def __str__(self) -> str:
-        from holdout.sweeps.estimates import duration
-
         failed = f", {self.failed} failed" if self.failed else ""
         left = duration(self.seconds_left)
         return f"{self.done} of {self.total} curves{failed}, {left} left: {self.latest}"
@@ -216,22 +214,21 @@ class _Force:
             self.store.add_timing(timing)
             self.pace.add(timing)
         elif "done" in report:
-            self._over(process, curve)
+            self._over(process)
         elif "failed" in report:
             if report.get("fatal"):
                 raise WriteError(report["message"])
             self._fail(curve, report["message"], report.get("traceback"))
-            self._over(process, curve)
+            self._over(process)
         else:  # It was stopped by somebody else.
             self._fail(curve, "its process was asked to stop", None)
-            self._over(process, curve)
+            self._over(process)
         self._tell(curve, always="done" in report or "failed" in report)
 
     def _fail(self, curve: WantedCurve, message: str, traceback: str | None) -> None:
         self.failed.append(FailedCurve(curve.key, str(curve), message, traceback))
 
-    def _over(self, process: _Process, curve: WantedCurve) -> None:
-        del curve
+    def _over(self, process: _Process) -> None:
         self.done += 1
         self._next(process)
 
