@@ -88,7 +88,7 @@ class Pace:
     slow: str
     """Whom the first member names slow."""
     beside: float
-    """Processor time of the last member and its learner, or of what runs in its place."""
+    """Processor time of a liar and its learner, or of what burns it instead; else nan."""
 
 
 def measure(attack: Attack, *, nodes: int, rounds: int, burnt: float) -> Pace:
@@ -117,7 +117,7 @@ def measure(attack: Attack, *, nodes: int, rounds: int, burnt: float) -> Pace:
             watched = running[: nodes - max(byzantine, 1)]
             rest = _restarting(last, plan) if attack.restarted else _rest
             with _burning(burnt if attack.burns else 0.0) as burner:
-                return _watch(watched, rounds, rest, burner if attack.burns else last.process)
+                return _watch(watched, rounds, rest, last.process if attack.lies else burner)
         finally:
             stop_all(running)
 
@@ -140,7 +140,8 @@ def _burning(cores: float) -> Iterator[subprocess.Popen[bytes] | None]:
     if not cores:
         yield None
         return
-    count = math.ceil(cores)
+    # At least two, as a flooder has two busy threads: one makes messages, one sends them.
+    count = max(2, math.ceil(cores))
     process = subprocess.Popen(
         [sys.executable, "-c", BURN, str(cores / count), str(count)], start_new_session=True
     )
@@ -192,6 +193,8 @@ def _watch(
     first = _reached(nodes, WARM_UP, rest)
     began, used = time.monotonic(), _processor_seconds(beside.pid) if beside else math.nan
     last = _reached(nodes, first[0]["decided"] + rounds, rest)
+    if beside is not None and beside.poll() is not None:
+        raise UserError("the liar has ended")
     taken = (_processor_seconds(beside.pid) if beside else math.nan) - used
     pairs = list(zip(first, last, strict=True))
     done = min(after["decided"] - before["decided"] for before, after in pairs)
@@ -271,7 +274,7 @@ def main() -> int:
 
 def _say(name: str, pace: Pace, honest: float | None, attack: Attack) -> None:
     text = f"{name:14} {pace.seconds:6.2f} s a round, {pace.cores:.2f} cores a node"
-    if (attack.lies or attack.burns) and not math.isnan(pace.beside):
+    if not math.isnan(pace.beside):
         text += f" and {pace.beside:.2f} {'beside them' if attack.burns else 'the liar'}"
     if honest is not None:
         text += f", {pace.seconds / honest:.2f} times"

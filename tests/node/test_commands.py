@@ -65,10 +65,15 @@ def test_a_network_is_created_by_commit_and_reveal(tmp_path, capsys):
     joined = capsys.readouterr().out
     assert len(set(joined.splitlines())) == 1
     assert run("node", "verify", tmp_path / "alice", "--full") == 0
-    assert "0 rounds verified" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "0 rounds verified (0 steps, 0 executed again);" in said
     out = tmp_path / "w.safetensors"
     assert run("node", "export", tmp_path / "alice", "--round", "0", out) == 0
     assert {t.shape for t in load_file(out).values()} >= {(100, 16), (10,)}
+    before = out.read_bytes()
+    assert run("node", "export", tmp_path / "bob", "--round", "0", out) == 2
+    assert "is there already" in capsys.readouterr().err
+    assert out.read_bytes() == before
 
 
 def test_parameters_come_from_options_a_file_or_the_tables(tmp_path, capsys):
@@ -103,6 +108,9 @@ def test_parameters_come_from_options_a_file_or_the_tables(tmp_path, capsys):
         (("node", "status", "nowhere"), "no node runs"),
         (("node", "run", "nowhere"), "cannot be read"),
         (("node", "verify", "nowhere"), "cannot be read"),
+        (("node", "verify", "."), "belongs to no network yet"),
+        (("node", "export", ".", "--round", "1", "m"), "belongs to no network yet"),
+        (("network", "bundle", "nowhere"), "nowhere holds no network"),
         (("node", "init", "x", "--name", "A", "--address", "h:1"), "name"),
         (("node", "init", "x", "--name", "a", "--address", "nonsense"), "address"),
         (("network", "create", "x"), "--members"),

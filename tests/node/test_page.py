@@ -187,6 +187,8 @@ def test_alarms_are_told_once_with_the_nodes_that_raise_them():
     assert all(alarm["nodes"] == ["alice", "bob"] for alarm in found)
     (few,) = alarms_of(report(heard=["bob"], members=[]))
     assert few.text == "2 members are heard; a decision needs 3"
+    (alone,) = alarms_of(report(heard=[], members=[]))
+    assert alone.text == "only this member is heard; a decision needs 3"
     assert [
         a.level for a in alarms_of(report(certificate_expires="2001-01-01T00:00:00+00:00"))
     ] == ["error"]

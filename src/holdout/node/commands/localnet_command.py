@@ -94,5 +94,5 @@ def _page_address(given: str | None) -> str | None:
         return None
     address = given or f"127.0.0.1:{free_ports(1)[0]}"
     if not ADDRESS.fullmatch(address):
-        raise UserError(f"an address is HOST:PORT; got {address!r}")
+        raise UserError(f"an address is HOST:PORT, with a port from 1 to 65535; got {address!r}")
     return address

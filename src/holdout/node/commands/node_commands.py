@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from holdout.errors import AuditError
+from holdout.errors import AuditError, UserError
 from holdout.node.commands.parsing import (
     EXIT_FAILURE,
     folder_command,
@@ -194,7 +194,7 @@ def _more(status: dict[str, Any]) -> list[tuple[str, str]]:
     failures = status["worker_failures"]
     if failures:
         why = f": {status['worker_failed']}" if status["worker_failed"] else ", works again"
-        lines["worker"] = f"{failures} failures{why}"
+        lines["worker"] = f"failures: {failures}{why}"
     for name, counts in (
         ("rejected", status["rejected"]),
         ("refused", {**status["refused"], **status["refused_messages"]}),
@@ -207,9 +207,8 @@ def _more(status: dict[str, Any]) -> list[tuple[str, str]]:
     lines["memory"] = f"{memory['node'] >> 20} MB, worker {memory['learner'] >> 20} MB"
     seconds = {name: value for name, value in status["seconds"].items() if name != "up"}
     whole = max(status["seconds"]["up"], 1e-9)
-    lines["time"] = ", ".join(
-        f"{name} {100 * value / whole:.0f} %" for name, value in seconds.items() if value
-    )
+    shares = [f"{name} {100 * value / whole:.0f} %" for name, value in seconds.items() if value]
+    lines["time"] = ", ".join(shares) or "-"
     stored = status["stored"]
     reach = ", ".join(f"{kind} from round {first}" for kind, first in stored["oldest"].items())
     lines["stored"] = f"{stored['bytes'] >> 20} MB ({stored['free'] >> 20} MB free): {reach}"
@@ -230,7 +229,9 @@ def _verify(options: argparse.Namespace) -> int:
         return EXIT_FAILURE
     again = ""
     if options.full:
-        again = f", {result.executed} executed again, {result.tallied} tallied again"
+        again = f", {result.executed} executed again"
+        if result.tallied:
+            again += f", {result.tallied} only counted again: their gradients are gone"
     say(
         f"{result.rounds} rounds verified ({result.steps} steps{again}); the model is"
         f" {result.model.hex()}. {result.kept[0].upper()}{result.kept[1:]}"
@@ -259,6 +260,8 @@ def _backup(options: argparse.Namespace) -> int:
 def _export(options: argparse.Namespace) -> int:
     from holdout.node.storage.audit import export
 
+    if options.out.exists():
+        raise UserError(f"{options.out} is there already; name another file or remove it")
     with writing():
         digest = export(options.folder, options.round, options.out)
     say(f"{options.out}: model {digest.hex()}")

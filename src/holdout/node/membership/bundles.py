@@ -31,6 +31,8 @@ def write_bundles(folder: Path, names: Sequence[str], out: Path | None = None) -
         names: Members' names.
         out: Where bundles go; None: into `bundles` in the network's folder.
     """
+    if not (folder / GENESIS).exists():
+        raise UserError(f"{folder} holds no network, or one whose beacon is not revealed yet")
     network = Network.read(folder / GENESIS)
     load_model(folder / MODEL, network.file.model)
     for name in names:

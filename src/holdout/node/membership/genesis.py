@@ -39,6 +39,7 @@ from holdout.results import to_json, write_atomic
 
 GENESIS, SETUP = "genesis.toml", "setup.toml"
 PORT = r"[1-9][0-9]{0,3}|[1-5][0-9]{4}|6[0-4][0-9]{3}|65[0-4][0-9]{2}|655[0-2][0-9]|6553[0-5]"
+NO_NETWORK = "belongs to no network yet; `holdout node join` makes it a member"
 ADDRESS = re.compile(rf"(\[[0-9a-fA-F:.]+\]|[A-Za-z0-9.-]+):({PORT})")
 
 S = TypeVar("S", bound=Section)
@@ -338,6 +339,13 @@ class Network:
         if problems:
             raise UserError("\n".join([f"{path} is not a valid genesis file:", *problems]))
         return network
+
+
+def network_of(folder: Path) -> Network:
+    """The network that the node of this folder is a member of; a UserError if of none."""
+    if folder.is_dir() and not (folder / GENESIS).exists():
+        raise UserError(f"{folder} {NO_NETWORK}")
+    return Network.read(folder / GENESIS)
 
 
 def sorted_keys(value: Any) -> Any:

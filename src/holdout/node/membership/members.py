@@ -61,7 +61,7 @@ def init_node(
         raise UserError(f"{folder} is a node already; its keys are never replaced")
     for given in (address, listen or address):
         if not ADDRESS.fullmatch(given):
-            raise UserError(f"an address is HOST:PORT; got {given!r}")
+            raise UserError(f"an address is HOST:PORT, with a port from 1 to 65535; got {given!r}")
     dotted.split(make_worker)
     if like is not None and read_settings(like).node.name != name:
         raise UserError(f"{like} is the folder of another member than {name}")

@@ -31,7 +31,8 @@ def _errors(report: Mapping[str, Any]) -> list[Trouble]:
         found.append(f"the node has halted and signs nothing: {report['halted']}")
     present = 1 + len(report["heard"])
     if present < report["quorum"]:
-        found.append(f"{present} members are heard; a decision needs {report['quorum']}")
+        heard = "only this member is" if present == 1 else f"{present} members are"
+        found.append(f"{heard} heard; a decision needs {report['quorum']}")
     if report["worker_failed"]:
         found.append(f"the worker fails: {report['worker_failed']}")
     found += [
@@ -62,10 +63,10 @@ def _warnings(report: Mapping[str, Any]) -> list[Trouble]:
         found.append(f"caught flooding: {', '.join(flooding)}")
     failures = report["worker_failures"]
     if failures and not report["worker_failed"]:
-        found.append(f"the worker has failed {failures} times since the start")
+        found.append(f"failures of the worker since the start: {failures}")
     days = _days_left(report)
     if 0 <= days <= WARN_BEFORE.days:
-        found.append(f"the node's certificate ends in {days} days")
+        found.append(f"the node's certificate ends at {report['certificate_expires']}")
     found += [f"round {alarm['round']}: {alarm['why']}" for alarm in report["alarms"]]
     return [Trouble("warning", text) for text in found]
 

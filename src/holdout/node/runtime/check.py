@@ -27,6 +27,7 @@ from cryptography.hazmat.primitives.serialization import load_pem_private_key
 from holdout.agreement import aggregate
 from holdout.errors import LearnerFailed, StoreError, UserError
 from holdout.node.logs import Log
+from holdout.node.membership.genesis import NO_NETWORK
 from holdout.node.membership.identity import CERTIFICATE, TLS, WARN_BEFORE, read_identity
 from holdout.node.membership.members import KEYS
 from holdout.node.membership.settings import NodeSettings, read_settings
@@ -82,8 +83,7 @@ def check_node(path: Path) -> list[Finding]:
     with locked_if_free(path) as free:
         found += _look("port", lambda: _port(settings, free=free))
     if not has_joined(path):
-        said = "belongs to no network yet; `holdout node join` makes it a member"
-        return [*found, Finding("network", CheckResult.WRONG, said)]
+        return [*found, Finding("network", CheckResult.WRONG, NO_NETWORK)]
     try:
         folder = read_folder(path)
     except UserError as error:

@@ -15,7 +15,7 @@ from pathlib import Path
 from holdout.agreement.params import Genesis
 from holdout.errors import AuditError, UserError
 from holdout.node.membership.bundles import network_files
-from holdout.node.membership.genesis import GENESIS, Network
+from holdout.node.membership.genesis import GENESIS, Network, network_of
 from holdout.node.membership.identity import (
     AUTHORITY,
     CERTIFICATE,
@@ -116,9 +116,7 @@ def read_folder(path: Path) -> Folder:
     """Read everything but the store; a UserError says what is missing or does not fit."""
     settings = read_settings(path)
     identity = read_identity(path / KEYS)
-    if not has_joined(path):
-        raise UserError(f"{path} belongs to no network yet; `holdout node join` makes it a member")
-    network = Network.read(path / GENESIS)
+    network = network_of(path)
     name = settings.node.name
     check_keys(network, name, identity)
     strangers = sorted(set(settings.peers) - {member.name for member in network.members})

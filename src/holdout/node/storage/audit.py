@@ -24,7 +24,7 @@ from holdout.agreement.params import Genesis
 from holdout.agreement.wire import Unverified
 from holdout.errors import AuditError, InvalidMessage, StoreError, UserError
 from holdout.ids import Digest
-from holdout.node.membership.genesis import GENESIS, Network
+from holdout.node.membership.genesis import Network, network_of
 from holdout.node.membership.model_files import save_model
 from holdout.node.storage.folder_lock import locked_if_free
 from holdout.node.storage.retention import KEEP_EVERYTHING, WORDS
@@ -34,7 +34,7 @@ from holdout.node.storage.store import DATABASE, FOLDER, Store
 @contextmanager
 def opened(folder: Path) -> Iterator[tuple[Store, Network]]:
     """The store and the network of a node; if it runs, as they are at this moment."""
-    network = Network.read(folder / GENESIS)
+    network = network_of(folder)
     if not (folder / FOLDER / DATABASE).exists():
         raise UserError(f"{folder} has no store")
     with ExitStack() as stack:
