@@ -13,7 +13,7 @@ from threadpoolctl import ThreadpoolController
 from holdout.learning import models, vector
 from holdout.learning.scoring import sample_losses
 from holdout.learning.training import gradients
-from holdout.parallel import map_runs, run_all
+from holdout.parallel import RUNS, even_width, map_runs, run_all
 
 OPENBLAS = ThreadpoolController().select(internal_api="openblas")
 
@@ -47,6 +47,16 @@ def test_results_come_in_the_order_of_the_pieces(threads):
     assert run_all(lambda piece: piece * piece, range(20)) == [i * i for i in range(20)]
     starts = [start for run in map_runs(list, 100, width=3) for start in run]
     assert starts == list(range(0, 100, 3))
+
+
+@pytest.mark.parametrize("d", [1, 100, 101, 1_000, 79_510, 1_000_003])
+def test_blocks_of_even_width_make_runs_of_equal_length(d):
+    width = even_width(d, 1000)
+    assert 1 <= width <= 1000
+    if d >= 10_000:
+        lengths = [len(run) for run in map_runs(lambda starts: starts, d, width)]
+        assert len(lengths) == RUNS
+        assert max(lengths) - min(lengths) <= 1
 
 
 def test_an_error_is_raised_once_no_piece_is_running():

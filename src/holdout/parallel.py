@@ -53,6 +53,14 @@ def map_runs(work: Callable[[range], U], d: int, width: int) -> list[U]:
         return run_all(work, [starts[i : i + size] for i in range(0, len(starts), size)])
 
 
+def even_width(d: int, most: int) -> int:
+    """The width of blocks for `map_runs`, at most `most`, with which all runs are equally long."""
+    if d <= most:
+        return d
+    blocks = RUNS * -(-d // (RUNS * most))
+    return -(-d // blocks)
+
+
 @cache
 def pool(count: int) -> ThreadPoolExecutor:
     """A pool of `count` threads, on each of which torch uses one core."""

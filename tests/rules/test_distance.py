@@ -131,6 +131,20 @@ def test_distances_are_exact(d):
     assert np.allclose(squared_distances(updates), exact_distances(updates), rtol=1e-9, atol=0)
 
 
+@pytest.mark.parametrize("n", [1, 2, 7, 8, 9, 17, 70])
+@pytest.mark.parametrize("d", [1, 255, 20_000])
+def test_inner_products_are_exact_for_any_number_of_rows(n, d):
+    updates = random_updates(n, d)
+    seen = updates.double().numpy() - updates[-1].double().numpy()
+    lengths = np.sqrt(np.square(seen).sum(axis=1))
+    scale = np.outer(lengths, lengths)
+    assert (
+        np.abs(distance.centred_gram(updates, updates[-1]) - seen @ seen.T) <= 1e-12 * scale
+    ).all()
+    rough = distance.centred_gram(updates, updates[-1], products=np.float32)
+    assert (np.abs(rough - seen @ seen.T) <= distance.product_share(n, d) * scale).all()
+
+
 def test_a_large_common_offset_does_not_drown_the_distances():
     updates = 1e4 + 0.01 * random_updates(10, 2_000)
     assert np.allclose(squared_distances(updates), exact_distances(updates), rtol=1e-9, atol=0)
@@ -229,7 +243,7 @@ def test_bounds_in_float32_choose_as_float64_does(n, d, offset, copies, size, se
     f = (n - 3) // 2
     exact = distance.squared_distances(updates)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(distance, "_ROUGH_LEAST", 0)
+        patch.setattr(distance, "ROUGH_LEAST", 0)
         assert distance.krum_choice(updates, f=f) == distance.krum_index(exact, f=f)
         chosen = distance.multi_krum_choice(updates, f=f)
         assert chosen == distance.multi_krum_indices(exact, f=f)

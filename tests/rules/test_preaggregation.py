@@ -4,6 +4,7 @@ import math
 import tracemalloc
 from fractions import Fraction
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -176,6 +177,17 @@ def test_buckets_are_the_means_of_groups_that_take_everybody_once(n, size, seed)
     assert len(means) == math.ceil(n / size)
     for group, mean in zip(groups, means, strict=True):
         assert torch.allclose(mean, sum(updates[i] for i in group) / len(group))
+
+
+@pytest.mark.parametrize("size", [2, 3, 4])
+def test_long_buckets_are_the_sums_of_shares_to_the_bit(size):
+    updates = random_updates(11, 70_001)
+    updates[2, 5], updates[3] = math.nan, 3e38
+    order = context().source.sample(range(11), 11)
+    for i, mean in enumerate(bucketing(updates, f=1, context=context(), size=size)):
+        group = order[i * size : (i + 1) * size]
+        expected = sum(updates[j] * np.float32(1 / len(group)) for j in group)
+        assert torch.equal(mean.nan_to_num(7.0), expected.nan_to_num(7.0))
 
 
 def test_buckets_are_drawn_from_the_context_and_without_one_are_always_the_same():

@@ -184,6 +184,56 @@ def test_monna_equals_its_definition(n, d, f, seed, coarse):
         assert monna_choice(updates, f=f) == plain_monna(updates, f)
 
 
+@settings(max_examples=150, deadline=None)
+@given(
+    n=st.integers(2, 31),
+    d=st.integers(1, 2000),
+    kind=st.sampled_from(["noise", "ties", "near ties", "twins", "huge", "subnormal", "bad"]),
+    pivot=st.integers(0, 30),
+    seed=st.integers(0, 999),
+)
+def test_bounds_in_float32_choose_monnas_rows_as_float64_does(n, d, kind, pivot, seed):
+    updates, pivot = random_updates(n, d, seed), pivot % n
+    few = updates[1::3]
+    if kind in {"ties", "near ties"}:
+        # All are equally far from the pivot, or nearly.
+        updates[:] = updates[pivot] + 1 + torch.zeros(n, d)
+        updates[pivot] -= 1
+        if kind == "near ties":
+            updates[1::2, 0] *= 1 + 1e-6
+    elif kind == "twins":
+        few[:] = updates[0]
+    elif kind == "huge":
+        few *= 1e30
+    elif kind == "subnormal":
+        updates *= 1e-41
+    elif kind == "bad":
+        few[:, 0], updates[::4, -1] = math.nan, math.inf
+    away = subsets.squared_norms(updates, updates[pivot])
+    away = np.where(np.isfinite(away), away, np.inf)
+    away[pivot] = -1.0
+    low, high = subsets.distance_bounds(updates, updates[pivot])
+    assert ((low <= np.maximum(away, 0)) & (np.maximum(away, 0) <= high)).all()
+    for f in range((n + 1) // 2):
+        expected = tuple(sorted(np.argsort(away, kind="stable")[: n - f].tolist()))
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(subsets, "ROUGH_LEAST", 0)
+            assert monna_choice(updates, f=f, pivot=pivot) == expected
+
+
+def test_monna_looks_closely_at_few_rows_only(monkeypatch):
+    looked_at = []
+    exact = subsets.squared_norms
+
+    def noted(rows, centre):
+        looked_at.append(len(rows))
+        return exact(rows, centre)
+
+    monkeypatch.setattr(subsets, "squared_norms", noted)
+    monna(random_updates(30, 79_510), f=9, pivot=0)
+    assert looked_at[0] <= 3
+
+
 def test_monna_with_a_pivot_is_the_same_rule_with_another_parameter():
     updates = random_updates(9)
     rule = RULES["monna"].with_parameters(pivot=4)

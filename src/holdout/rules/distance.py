@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from holdout import device
-from holdout.parallel import map_runs
+from holdout.parallel import even_width, map_runs
 from holdout.rules.coordinatewise import mean_of_nearest
 from holdout.rules.rule import Needs, admit
 
@@ -32,8 +32,14 @@ Matrix: TypeAlias = npt.NDArray[np.float64]
 KRUM_NEEDS = Needs("n > 2f + 2", lambda f: 2 * f + 3)
 BULYAN_NEEDS = Needs("n >= 4f + 3", lambda f: 4 * f + 3)
 
-_PRODUCT = 1_000_000
-"""Multiplications in one matrix product; up to here OpenBLAS works in place, on one thread."""
+_PRODUCT = 1 << 19
+"""Bytes of the rows in one matrix product: they stay in the cache of a core."""
+
+_WIDTH_MIN = 256
+"""With fewer coordinates in a product, starting it takes longer than the product."""
+
+_ROWS_AT_ONCE = 8
+"""Rows that OpenBLAS multiplies at once."""
 
 _BLOCK = 1 << 15
 """Coordinates subtracted at a time."""
@@ -44,7 +50,7 @@ WORTH_A_THREAD = 1 << 20
 _ESTIMATED = 1e-6
 """By what share of both squared norms an estimated squared distance may be wrong."""
 
-_ROUGH_LEAST = 1 << 18
+ROUGH_LEAST = 1 << 18
 """With fewer numbers than this in the updates, bounds save no time."""
 
 _PROBE = 64
@@ -274,7 +280,7 @@ def _rough_scores(updates: Tensor, *, neighbours: int) -> tuple[Matrix, Matrix] 
     the score of the update that is chosen may be some ten thousandths above the least.
     """
     n, d = updates.shape
-    if updates.dtype != torch.float32 or n * d < _ROUGH_LEAST:
+    if updates.dtype != torch.float32 or n * d < ROUGH_LEAST:
         return None
     centre = central_row(updates)
     if centre is None:
@@ -288,7 +294,7 @@ def _rough_scores(updates: Tensor, *, neighbours: int) -> tuple[Matrix, Matrix] 
     # Each coordinate is rounded when it is centred (four units of both norms at the most) and when
     # it is multiplied (two more). Rounding errors of a sum of as many products as a block has are
     # taken for independent: they grow with the root of that number and average out over the blocks.
-    share = 2.0**-24 * (_width(n, d) / math.sqrt(d) + 8)
+    share = 2.0**-24 * (_width(n, d, np.float32) / math.sqrt(d) + 8)
     low = np.maximum(distances - share * both, 0.0)
     return _scores(low, neighbours=neighbours), _scores(
         distances + share * both, neighbours=neighbours
@@ -312,16 +318,11 @@ def centred_gram(
     """
     values, origin = device.to_numpy(updates), device.to_numpy(centre)
     n, d = values.shape
-    half, width = -(-n // 2), _width(n, d)
+    rows, width = _padded(n), _width(n, d, products)
 
     def work(starts: range) -> Matrix:
-        # Every pair is in one of two products: the first half with all rows, the second with
-        # itself. Each multiplies two different matrices (in the second, one has an extra row at the
-        # end, the other at the start): a matrix times its own transpose would go to a routine that
-        # takes twice as long on these shapes.
-        scratch = np.zeros((n + 1, width), dtype=products)
-        upper, lower = np.zeros((half, n)), np.zeros((n - half + 1, n - half + 1))
-        first, second = np.empty(upper.shape, products), np.empty(lower.shape, products)
+        scratch = np.zeros((rows, width), dtype=products)
+        product, total = np.empty((rows, rows), products), np.zeros((n, n))
         # Inf - Inf and overflow come from liars; their rows are infinitely far.
         with np.errstate(invalid="ignore", over="ignore"):
             for start in starts:
@@ -332,15 +333,9 @@ def centred_gram(
                     block[:n] -= origin[start:stop].astype(np.float64)
                 else:
                     np.subtract(values[:, start:stop], origin[start:stop], out=block[:n])
-                np.dot(block[:half], block[:n].T, out=first)
-                np.dot(block[half:], block[half - 1 : n].T, out=second)
-                upper += first
-                lower += second
-        gram = np.zeros((n, n))
-        gram[:half] = upper
-        gram[half:, :half] = upper[:, half:].T
-        gram[half:, half:] = lower[:-1, 1:]
-        return gram
+                np.dot(block, block.T, out=product)
+                total += product[:n, :n]
+        return total
 
     total = np.zeros((n, n))
     with np.errstate(invalid="ignore", over="ignore"):
@@ -349,9 +344,22 @@ def centred_gram(
     return total
 
 
-def _width(n: int, d: int) -> int:
-    """Coordinates in one product of half the rows with all."""
-    return min(d, max(_PRODUCT // (-(-n // 2) * n), 1))
+def _padded(n: int) -> int:
+    """The next multiple of the rows that are multiplied at once: single ones take far longer."""
+    return -(-n // _ROWS_AT_ONCE) * _ROWS_AT_ONCE
+
+
+def _width(n: int, d: int, products: type[np.floating[Any]]) -> int:
+    """Coordinates in one product of all rows with all."""
+    return even_width(d, max(_PRODUCT // (_padded(n) * np.dtype(products).itemsize), _WIDTH_MIN))
+
+
+def product_share(n: int, d: int) -> float:
+    """By which share of two rows' norms their product in `centred_gram` in float32 can be wrong.
+
+    It holds in whatever order a block is summed. Two units each are for centring and multiplying.
+    """
+    return 2.0**-24 * (_width(n, d, np.float32) + 8)
 
 
 def distances_from_gram(updates: Tensor, gram: Matrix) -> Matrix:

@@ -33,6 +33,9 @@ _BLOCK = 1 << 13
 _SMALL = 1e-20
 """A square below this may have lost products that float32 rounds to zero."""
 
+_SUMMED = 512
+"""Products that are summed in float32 where the error must have a bound."""
+
 _TINY = 1e-30
 """A weight below this has lost digits in float32."""
 
@@ -171,6 +174,37 @@ def squared_norms(
         for part in in_runs(work, d, width):
             squares += part
     return squares
+
+
+def distance_bounds(updates: Tensor, centre: Tensor) -> tuple[Matrix, Matrix]:
+    """The least and the most that every row's squared distance from `centre` can be, by float32.
+
+    They hold in whatever order a few hundred products are summed; these sums are added in float64.
+    What float32 cannot tell is between 0 and infinity.
+    """
+    values, origin = device.to_numpy(updates), device.to_numpy(centre)
+    n, d = values.shape
+
+    def work(starts: range) -> Matrix:
+        scratch = np.zeros((n, _BLOCK), np.float32)
+        pieces, total = scratch.reshape(n, -1, _SUMMED), np.zeros(n)
+        with np.errstate(invalid="ignore", over="ignore"):
+            for start in starts:
+                stop = min(start + _BLOCK, d)
+                block = scratch[:, : stop - start]
+                np.subtract(values[:, start:stop], origin[start:stop], out=block)
+                scratch[:, stop - start :] = 0.0
+                sums = np.matmul(pieces[:, :, None, :], pieces[:, :, :, None])
+                total += sums[:, :, 0, 0].sum(axis=1, dtype=np.float64)
+        return total
+
+    with np.errstate(invalid="ignore", over="ignore"):
+        squares = np.sum(in_runs(work, d, _BLOCK), axis=0)
+        # A rounding for each of the products, two for each difference, and some in float64.
+        share = 2.0**-24 * (_SUMMED + 8)
+        is_told = (squares > _SMALL) & np.isfinite(squares)
+        low = np.where(is_told, squares * (1 - share), 0.0)
+        return low, np.where(is_told, squares * (1 + share), np.inf)
 
 
 def in_runs(work: Callable[[range], T], d: int, width: int) -> list[T]:

@@ -28,6 +28,9 @@ BUCKET_SIZE = 2
 _BLOCK = 1 << 13
 """Coordinates mixed at a time."""
 
+_BUCKET_BLOCK = 1 << 15
+"""Coordinates of a bucket averaged at a time: three such rows stay in the cache."""
+
 _TIED = 1e-6
 """Squared distances of an update that differ by less than this share of the larger and of its own
 squared norm may change places when updates are rounded."""
@@ -137,18 +140,21 @@ def bucketing(
     means = np.empty((count, values.shape[1]), values.dtype)
 
     def work(starts: range) -> None:
+        scratch = np.empty(_BUCKET_BLOCK, values.dtype)
         # Inf - Inf comes from liars.
         with np.errstate(invalid="ignore"):
             for start in starts:
-                block = slice(start, start + _BLOCK)
+                block = slice(start, start + _BUCKET_BLOCK)
                 for i, group in enumerate(groups):
                     # Shares, so that two huge numbers do not overflow before they are halved.
                     mean, share = means[i, block], values.dtype.type(1 / len(group))
                     np.multiply(values[group[0], block], share, out=mean)
+                    part = scratch[: len(mean)]
                     for j in group[1:]:
-                        mean += values[j, block] * share
+                        np.multiply(values[j, block], share, out=part)
+                        mean += part
 
-    in_runs(work, values.shape[1], _BLOCK)
+    in_runs(work, values.shape[1], _BUCKET_BLOCK)
     return device.from_numpy(means, like=updates)
 
 

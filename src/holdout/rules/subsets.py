@@ -19,18 +19,20 @@ from itertools import combinations, islice
 
 import numpy as np
 import numpy.typing as npt
+import torch
 from torch import Tensor
 
 from holdout.errors import InfeasibleError, UserError
 from holdout.parallel import keep_blas_to_one_thread, run_all
 from holdout.rules.distance import (
+    ROUGH_LEAST,
     Matrix,
     central_row,
     centred_gram,
     mean_of_rows,
     squared_distances,
 )
-from holdout.rules.norms import squared_norms
+from holdout.rules.norms import distance_bounds, squared_norms
 from holdout.rules.rule import HONEST_MAJORITY, Needs, admit
 
 STEPS_MAX = 50_000
@@ -338,10 +340,7 @@ def monna_choice(updates: Tensor, f: int, *, pivot: int | None = None) -> tuple[
         raise UserError(f"monna needs pivot >= 0; got {pivot}")
     if pivot >= len(updates):
         raise InfeasibleError(f"monna needs n > pivot updates; got n={len(updates)}, pivot={pivot}")
-    away = squared_norms(updates, updates[pivot])
-    away = np.where(np.isfinite(away), away, np.inf)
-    away[pivot] = -1.0
-    return _nearest(away, len(updates) - f)
+    return _nearest_to(updates, pivot, len(updates) - f)
 
 
 def monna_indices(distances: Matrix, *, f: int) -> tuple[int, ...]:
@@ -351,6 +350,24 @@ def monna_indices(distances: Matrix, *, f: int) -> tuple[int, ...]:
     inwards = np.sort(distances, axis=1)[:, count - 1 :: -1]
     pivot = int(np.lexsort(inwards.T[::-1])[0])
     away = distances[pivot].copy()
+    away[pivot] = -1.0
+    return _nearest(away, count)
+
+
+def _nearest_to(updates: Tensor, pivot: int, count: int) -> tuple[int, ...]:
+    """The rows nearest to the pivot, itself first."""
+    n = len(updates)
+    away, doubtful = np.full(n, np.inf), np.arange(n)
+    if updates.dtype == torch.float32 and updates.numel() >= ROUGH_LEAST:
+        low, high = distance_bounds(updates, updates[pivot])
+        low[pivot] = high[pivot] = 0.0
+        # The distance of the last row that is taken is between these two.
+        least, most = np.sort(low)[count - 1], np.sort(high)[count - 1]
+        away[high < least] = 0.0
+        doubtful = np.flatnonzero((high >= least) & (low <= most))
+    rows = updates if len(doubtful) == n else updates[doubtful.tolist()]
+    exact = squared_norms(rows, updates[pivot])
+    away[doubtful] = np.where(np.isfinite(exact), exact, np.inf)
     away[pivot] = -1.0
     return _nearest(away, count)
 
