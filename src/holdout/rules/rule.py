@@ -420,9 +420,8 @@ def _reach_of(rule: Rule, line: LieLine) -> Callable[[float], float]:
             )
         except InfeasibleError:
             return -math.inf
-        reached = float(
-            checked_update(owner, result, direction.shape, rule.function).double() @ direction
-        )
+        moved = checked_update(owner, result, direction.shape, rule.function)
+        reached = float(moved.double() @ direction)
         return reached if math.isfinite(reached) else -math.inf
 
     return reach
