@@ -235,6 +235,11 @@ def test_an_unknown_name_or_impossible_number_is_named(data, changes, problem):
     assert found.startswith(problem)
 
 
+def test_a_name_that_is_nearly_right_is_suggested(data):
+    (found,) = problems(tiny.values(data, experiment={"rules": ["kum"]}))
+    assert found.endswith("or \"package.module:name\"; did you mean 'krum'?")
+
+
 def test_parameters_of_attacks_are_strict(data):
     values = tiny.values(data)
     assert problems(values | {"attack": {"name": "mimic", "target": True}}) == [
@@ -311,6 +316,13 @@ def test_own_code_may_be_named(data, own_code):
     assert act.keywords == {"strength": 3.0, "gamma": "adaptive"}
     assert plan.curves[1][0].ballot_attack.__name__ == "ballots"
     assert (plan.dataset.classes, plan.dataset.shape) == (6, (6,))
+
+
+def test_the_view_is_no_parameter_of_an_attack(data, own_code):
+    (found,) = problems(tiny.values(data) | {"attack": named("attack", power=1)})
+    assert found.endswith("(it has strength, gamma)")
+    (found,) = problems(tiny.values(data) | {"attack": named("attack", view=1)})
+    assert found.startswith("attack.view = 1: unknown key")
 
 
 def test_an_own_attack_may_be_a_class_with_parameters(data, own_code):

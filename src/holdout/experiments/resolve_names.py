@@ -4,9 +4,9 @@ import inspect
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from difflib import get_close_matches
 from fractions import Fraction
 from functools import partial
-from types import MappingProxyType
 from typing import Any, get_type_hints
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
@@ -354,9 +354,11 @@ class Lookups:
     ) -> Attack | None:
         """A class is called with its parameters now; a function with them and the view later."""
         try:
-            fields = inspect.signature(kind).parameters
+            fields = dict(inspect.signature(kind).parameters)
         except ValueError:  # Some built-in types have no signature.
-            fields = MappingProxyType({})
+            fields = {}
+        if fields and not isinstance(kind, type):
+            del fields[next(iter(fields))]  # The view, which the run hands over.
         self._no_parameters({k: v for k, v in extra.items() if k not in fields}, known=fields)
         given = {k: v for k, v in {**common, **extra}.items() if k in fields}
         if not isinstance(kind, type):
@@ -420,8 +422,11 @@ class Lookups:
         return known[name]
 
     def _unknown(self, key: str, name: str, known: Mapping[str, Any]) -> None:
+        near = get_close_matches(name, known, n=1)
+        hint = f"; did you mean {near[0]!r}?" if near else ""
+        there = ", ".join(known)
         self.problems.append(
-            f'{key} = {name!r}: unknown; there are {", ".join(known)} or "package.module:name"'
+            f'{key} = {name!r}: unknown; there are {there} or "package.module:name"{hint}'
         )
 
     def _resolve(self, key: str, name: str) -> Any:
