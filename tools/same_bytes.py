@@ -7,7 +7,8 @@ two sizes, and the paper's MNIST figure cut to five rounds, all on one thread, a
 SHA-256 of what they write with those kept beside this script. `seconds` is left out: it is the only
 field that may differ. The digests are of the vote by approvals, and were recorded when it was
 called `holdout`, a round had no fields for joint ballots, nothing was measured before the first
-one, and nobody measured how much honest updates differ. They hold for one kind of processor and the
+one, and nobody measured how much honest updates differ; those of the simulator since players wait
+for all but B members. They hold for one kind of processor and the
 pinned torch; on another, record them before a change and compare after it.
 """
 
