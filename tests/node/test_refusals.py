@@ -143,14 +143,14 @@ def test_between_two_looks_at_what_libraries_print_there_is_a_pause(monkeypatch)
     os.write(writer, b"one\ntwo\nthr")
     batches, pauses = [], []
 
-    def pause(seconds):
-        pauses.append(seconds)
-        if len(pauses) == 1:
+    def take(lines):
+        batches.append(lines)
+        if len(batches) == 1:
             os.write(writer, b"ee\nfour\n")
             os.close(writer)
 
-    monkeypatch.setattr(logs.time, "sleep", pause)
-    logs._hand_over(reader, batches.append)
+    monkeypatch.setattr(logs.time, "sleep", pauses.append)
+    logs._hand_over(reader, take)
     assert batches == [["one", "two"], ["three", "four"]]
     assert pauses == [logs.PAUSE_SECONDS] * 2
     assert logs.PAUSE_SECONDS > 0
