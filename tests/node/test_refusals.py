@@ -2,9 +2,11 @@
 
 import io
 import json
+import os
 import subprocess
 import sys
 
+from holdout.node import logs
 from holdout.node.logs import Log
 from holdout.node.network import refusals
 from holdout.node.network.refusals import LOOK_SECONDS, SAY_SECONDS, SOMEBODY, Refusals
@@ -111,7 +113,7 @@ def test_a_flood_of_refused_messages_is_counted_in_batches_with_whatever_else_wa
     ]
 
 
-def test_what_libraries_print_is_handed_over_in_whole_lines_and_few_batches():
+def test_what_libraries_print_is_handed_over_in_whole_lines():
     # In a process of its own, whose standard output it takes away.
     script = """
 import os, sys, threading
@@ -128,12 +130,30 @@ os.write(1, b"e")
 os.write(2, b"nd\\n")
 assert done.wait(30)
 lines = [line for batch in batches for line in batch]
-print(len(lines), len(batches) < 500, lines[9_999].split("\\ufffd")[0], file=sys.stderr)
+print(len(lines), lines[9_999].split("\\ufffd")[0], file=sys.stderr)
 """
     done = subprocess.run(
         [sys.executable, "-c", script], capture_output=True, text=True, check=True
     )
-    assert done.stderr.split() == ["10001", "True", "line", "9999"]
+    assert done.stderr.split() == ["10001", "line", "9999"]
+
+
+def test_between_two_looks_at_what_libraries_print_there_is_a_pause(monkeypatch):
+    reader, writer = os.pipe()
+    os.write(writer, b"one\ntwo\nthr")
+    batches, pauses = [], []
+
+    def take(lines):
+        batches.append(lines)
+        if len(batches) == 1:
+            os.write(writer, b"ee\nfour\n")
+            os.close(writer)
+
+    monkeypatch.setattr(logs.time, "sleep", pauses.append)
+    logs._hand_over(reader, take)
+    assert batches == [["one", "two"], ["three", "four"]]
+    assert pauses == [logs.PAUSE_SECONDS] * 2
+    assert logs.PAUSE_SECONDS > 0
 
 
 def test_what_is_no_refusal_is_not_counted():
