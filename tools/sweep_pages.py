@@ -34,7 +34,7 @@ TEXTS: Mapping[str, Sequence[str]] = {
     "wrong-share": (
         "# A wrong share of liars",
         "A part of the sweep `wrong-share`: rules are told half, all or double the true share of "
-        "liars. Left out are other attacks and shares, and further seeds. "
+        "liars. Left out are other attacks and shares. "
         "What follows: [which rule to take](../robustness.md#which-rule-to-take).",
     ),
 }
