@@ -21,6 +21,7 @@ from holdout.experiments.heterogeneity_report import (
     coverage_needed,
     heterogeneity_lines,
     judges_html,
+    judges_text,
 )
 from holdout.experiments.judges import judges_fields, rows_needed
 from holdout.experiments.plan import make_plan
@@ -227,6 +228,14 @@ def test_a_run_tells_it_in_its_summary_its_page_and_when_it_is_read(tmp_path):
     assert "needs more than 67 %" in page
     assert "honest updates differ (mean, no attack): G²" in heterogeneity_lines(run)[0]
     assert "liars drawn:" in heterogeneity_lines(run)[1]
+
+
+def test_where_half_lie_no_share_of_judges_is_enough(tmp_path):
+    values = tiny.values(tiny.write_data(tmp_path), experiment={"seeds": [0]})
+    values["federation"] |= {"byzantine": 5, "assumed_byzantine": 0.4}
+    result = holdout.run(values, out=tmp_path / "run")
+    text = judges_text(holdout.read_run(result))
+    assert text.endswith("; with so many liars honest judges are never the majority")
 
 
 def test_a_run_of_an_earlier_version_has_what_its_rows_tell(tmp_path):

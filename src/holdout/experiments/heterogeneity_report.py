@@ -76,6 +76,8 @@ def judges_text(run: Run) -> str | None:
     needed = coverage_needed(run.config)
     if needed is None:
         return said
+    if needed >= 1:
+        return f"{said}; with so many liars honest judges are never the majority"
     lacking = sum(share <= needed for share in shares)
     which = {0: "all have it", len(shares): "none has it"}.get(lacking, f"{lacking} have less")
     return f"{said}; an honest majority of judges needs more than {_share(needed)}: {which}"
