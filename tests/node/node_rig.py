@@ -189,6 +189,8 @@ class Network:
             if lies and index in lies:
                 run = [sys.executable, "-m", "holdout.node.localnet.lying_node"]
                 extra += ["--lies", lies[index], "--liars", ",".join(map(str, lies))]
+                # A flooder that takes only what others leave over is never heard on a busy machine.
+                extra += ["--full-speed"]
             if file_bytes_max is not None:
                 run = [sys.executable, "-c", _LIMITED, str(file_bytes_max), *run]
             with (self.of(index) / "node.log").open("ab") as log:

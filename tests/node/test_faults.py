@@ -76,7 +76,7 @@ def test_liars_among_them_cannot_stop_or_deceive_the_honest(make_network):
     network = make_network(nodes=7)
     lies = {5: "coalition,equivocate,garbage,replay,impersonate", 6: "withhold,flood,equivocate"}
     for node in HONEST:
-        # Liars leave the processor to the honest, who must leave some of it to be lied to.
+        # The honest leave some of the processors, so that there is time to lie to them.
         network.edit(node, "[training]\n", "[training]\nrounds_min_interval = 1.0\n")
     network.start(lies=lies)
     network.wait_for_round(6, *HONEST, seconds=150)
