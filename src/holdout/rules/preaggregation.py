@@ -71,7 +71,7 @@ def nnm(updates: Tensor, *, f: int) -> Tensor:
     spoilt = (shares[:, ~finite] > 0).any(axis=1)
     values, rows = device.to_numpy(updates), np.flatnonzero(finite)
     d, shares = values.shape[1], np.ascontiguousarray(shares[:, rows])
-    mixed = np.empty_like(values)
+    mixed = device.unfilled(values)
 
     def work(starts: range) -> None:
         # Made once: fresh memory for every block would take longer than the products.
@@ -137,7 +137,7 @@ def bucketing(
     order = source_of(context).sample(range(n), n)
     groups = [order[i * size : (i + 1) * size] for i in range(count)]
     values = device.to_numpy(updates)
-    means = np.empty((count, values.shape[1]), values.dtype)
+    means = device.unfilled(values[:count])
 
     def work(starts: range) -> None:
         scratch = np.empty(_BUCKET_BLOCK, values.dtype)
