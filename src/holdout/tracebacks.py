@@ -3,6 +3,7 @@
 import inspect
 import os
 import sys
+import sysconfig
 import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -12,6 +13,9 @@ from types import CodeType, TracebackType
 
 OTHERS = frozenset({"holdout", "torch", "numpy"}) | sys.stdlib_module_names
 """Packages that custom code calls, or is called by: a line of theirs helps nobody."""
+
+INSTALLED = tuple({sysconfig.get_path("purelib"), sysconfig.get_path("platlib")})
+"""Where packages are installed: the user's own line is seldom there."""
 
 LENGTH_MAX = 8_000
 """How many characters of a traceback are kept."""
@@ -77,11 +81,16 @@ def summary_of(error: BaseException) -> str:
 
 
 def place_of(error: BaseException) -> str | None:
-    """File and line of the innermost frame of an exception that is the user's, if there is one."""
+    """File and line of the innermost frame of an exception that is the user's, if there is one.
+
+    A frame of an installed package counts only where there is no other: custom code may be
+    installed, and other packages stand between (wandb wraps `sys.exit`).
+    """
     if isinstance(error, SyntaxError) and error.filename:
         return _place(error.filename, error.lineno or 1)
-    frames = list(_users(error.__traceback__))
-    return _place(frames[-1].tb_frame.f_code.co_filename, frames[-1].tb_lineno) if frames else None
+    frames = [(f.tb_frame.f_code.co_filename, f.tb_lineno) for f in _users(error.__traceback__)]
+    own = [(file, line) for file, line in frames if not file.startswith(INSTALLED)]
+    return _place(*(own or frames)[-1]) if frames else None
 
 
 def with_place(message: str, error: BaseException, code: object = None) -> str:
